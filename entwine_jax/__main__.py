@@ -1,0 +1,31 @@
+"""The command line: `python -m entwine_jax doctor | bench | explain`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# Each module has add_arguments(parser) and run(arguments) -> exit status. Only the one that is
+# asked for is imported, as bench needs packages that the others do not.
+COMMANDS = {
+    "doctor": ("entwine_jax.doctor", "check what the fused kernel needs, with remedies"),
+    "bench": ("entwine_jax.bench.command", "verify, then time against matmul and psum"),
+    "explain": ("entwine_jax.schedule.explain", "say which schedule a problem gets, and why"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m entwine_jax", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if argv[:1] == [name]:
+            importlib.import_module(module).add_arguments(command)
+    arguments = parser.parse_args(argv)
+    return importlib.import_module(COMMANDS[arguments.command][0]).run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

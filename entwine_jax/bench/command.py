@@ -1,0 +1,120 @@
+"""The command `python -m entwine_jax bench`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+
+from entwine_jax.bench import programs, report
+from entwine_jax.bench.cases import SUITE, Shape, parse_shapes
+from entwine_jax.bench.machine import describe_machine
+from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
+from entwine_jax.bench.progress import progress
+from entwine_jax.schedule import Schedule
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument(
+        "--shapes",
+        type=parse_shapes,
+        default=SUITE,
+        metavar="M,N,K;...",
+        help="global shapes (default: a suite of transformer projections)",
+    )
+    parser.add_argument("--ranks", type=int, help="devices (default: all)")
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
+    parser.add_argument(
+        "--calls", type=int, default=32, help="calls of a dispatch, at least (default: 32)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
+    parser.add_argument(
+        "--schedule",
+        type=Schedule.from_text,
+        metavar="FIELD=VALUE,...",
+        help="take this schedule instead of the selector's choice",
+    )
+    parser.add_argument("--no-verify", action="store_true", help="do not compare with float64")
+    parser.add_argument("--seed", type=int, default=0, help="of inputs, sample and order")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a line for each shape")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="put the table between the markers of FILE, such as README.md",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns 0, 1 for a wrong result, 2 for a wrong argument."""
+    try:
+        num_ranks = _check(args)
+        settings = Settings(
+            dtype=args.dtype,
+            num_rounds=args.rounds,
+            fewest_calls=args.calls,
+            schedule=args.schedule,
+            verified=not args.no_verify,
+        )
+        results = _measure_all(args.shapes, num_ranks, settings, args.seed)
+        _write(args, num_ranks, settings, results)
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except WrongResultError as error:
+        print(f"bench: WRONG RESULT: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    """The number of ranks, once everything that was asked for is known to be possible."""
+    num_devices = jax.local_device_count()
+    num_ranks = num_devices if args.ranks is None else args.ranks
+    if not 1 <= num_ranks <= num_devices:
+        raise ValueError(f"--ranks {num_ranks}: there are {num_devices} devices")
+    if not args.shapes:
+        raise ValueError("--shapes: must hold at least one shape")
+    for name in ("rounds", "calls"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be 1 or more")
+    for shape in args.shapes:
+        if shape.k % num_ranks:
+            raise ValueError(f"shape {shape}: k must be a multiple of the {num_ranks} ranks")
+    if args.markdown is not None:
+        begin, end = report.markers(num_ranks)
+        document = args.markdown.read_text()
+        if begin not in document or end not in document:
+            raise ValueError(f"--markdown {args.markdown}: must hold the lines {begin} and {end}")
+    return num_ranks
+
+
+def _measure_all(
+    shapes: tuple[Shape, ...], num_ranks: int, settings: Settings, seed: int
+) -> list[Measurement]:
+    mesh = programs.make_mesh(num_ranks)
+    num_programs = len(programs.make_calls(None))
+    results = []
+    with progress(len(shapes), num_programs * settings.num_rounds) as start_shape:
+        for position, shape in enumerate(shapes):
+            on_dispatch = start_shape(f"m,n,k = {shape}")
+            results.append(measure(mesh, shape, settings, seed + position, on_dispatch))
+    return results
+
+
+def _write(
+    args: argparse.Namespace, num_ranks: int, settings: Settings, results: list[Measurement]
+) -> None:
+    machine = describe_machine(num_ranks)
+    print(report.text(machine, settings, results))
+    if args.json is not None:
+        report.write_json(args.json, machine, settings, results)
+    if args.csv is not None:
+        report.write_csv(args.csv, results)
+    if args.markdown is not None:
+        table = report.markdown(machine, settings, results)
+        report.rewrite_markdown(args.markdown, table, num_ranks)

@@ -1,0 +1,163 @@
+"""Measures one shape: chooses the schedule as the op does, verifies, then times."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from entwine_jax import configuration, lowering
+from entwine_jax.bench import programs, timing, verify
+from entwine_jax.bench.cases import Shape
+from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
+from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S, predict, predict_lax
+from entwine_jax.schedule.select import decide
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asks of every measurement.
+
+    Attributes:
+        dtype: name of the dtype of x, w and the result.
+        num_rounds: interleaved rounds.
+        fewest_calls: calls of one dispatch at least; more where calls are short.
+        schedule: overrides the selector's choice.
+        verified: whether to compare with float64 first.
+    """
+
+    dtype: str = "bfloat16"
+    num_rounds: int = 7
+    fewest_calls: int = 32
+    schedule: Schedule | None = None
+    verified: bool = True
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured on one shape. Times are of one call, in us.
+
+    bound_us and predicted_us are None where the hardware has no profile, error_ratio where
+    nothing was verified. `lax_reason` says why the op ran as plain lax, "" where it ran fused.
+    """
+
+    shape: Shape
+    num_ranks: int
+    dtype: str
+    num_calls: int
+    matmul_us: float
+    psum_us: float
+    ours_us: float
+    bound_us: float | None
+    predicted_us: float | None
+    error_ratio: float | None
+    schedule: str
+    lax_reason: str
+
+    @property
+    def fraction(self) -> float | None:
+        """How near the op comes to the bound; 1 is on it."""
+        return None if self.bound_us is None else self.bound_us / self.ours_us
+
+    @property
+    def speed_up(self) -> float:
+        """Time of matmul and psum over time of the op."""
+        return self.psum_us / self.ours_us
+
+
+class WrongResultError(Exception):
+    """The op is further from the float64 result than it may be."""
+
+
+def measure(
+    mesh: Mesh,
+    shape: Shape,
+    settings: Settings,
+    seed: int,
+    on_dispatch: Callable[[], None] = lambda: None,
+) -> Measurement:
+    """Verifies and times one shape on all devices of a mesh.
+
+    Raises:
+        ValueError: a k that the number of ranks does not divide.
+        WrongResultError: a result that is not right; nothing is timed then.
+    """
+    device = mesh.devices.flat[0]
+    hardware = hardware_for(device.device_kind)
+    m, n, k = shape
+    problem = Problem(
+        m=m,
+        n=n,
+        k=k,
+        num_ranks=mesh.size,
+        dtype=settings.dtype,
+        hardware=hardware or H200,
+    )
+    schedule, lax_reason = _path(problem, settings.schedule)
+    inputs = programs.make_inputs(mesh, shape, jnp.dtype(settings.dtype), seed)
+    calls = programs.make_calls(settings.schedule)
+    ratio = _verify(mesh, inputs, calls, shape, seed) if settings.verified else None
+    num_calls = timing.num_calls(
+        settings.fewest_calls,
+        programs.NUM_WEIGHTS,
+        predict_lax(problem).matmul_us if hardware else None,
+    )
+    times = _time(mesh, inputs, calls, num_calls, settings.num_rounds, seed, on_dispatch)
+    bound_us = None
+    if hardware is not None:
+        link_us = problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
+        bound_us = max(times["matmul"], link_us)
+    return Measurement(
+        shape=shape,
+        num_ranks=mesh.size,
+        dtype=settings.dtype,
+        num_calls=num_calls,
+        matmul_us=times["matmul"],
+        psum_us=times["psum"],
+        ours_us=times["ours"],
+        bound_us=bound_us,
+        predicted_us=predict(problem, schedule).total_us if hardware else None,
+        error_ratio=ratio,
+        schedule=str(schedule),
+        lax_reason=lax_reason,
+    )
+
+
+def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
+    """The schedule that the op takes, and why it is plain lax ("" where it is not)."""
+    reason = lowering.why_lax(
+        problem.m, problem.n, problem.k_local, problem.dtype, problem.num_ranks
+    )
+    if reason is not None:
+        return Schedule(fused=False), reason
+    decision = decide(problem, configuration.current().workspace_bytes, override)
+    return decision.schedule, "" if decision.schedule.fused else decision.reason
+
+
+def _verify(mesh, inputs, calls, shape, seed) -> float:
+    x, w = inputs.x, inputs.weights[0]
+    ours, psum = (programs.once(mesh, calls[name])(x, w) for name in ("ours", "psum"))
+    result = verify.verify(x, w, ours, psum, seed)
+    if not result.holds:
+        raise WrongResultError(
+            f"m,n,k = {shape}: distance from float64 {result.ours:.4g}, of psum {result.psum:.4g} "
+            f"(at most {verify.MAX_ERROR_RATIO:g} times that); "
+            f"ranks {'equal' if result.ranks_equal else 'DIFFER'}"
+        )
+    return result.error_ratio
+
+
+def _time(mesh, inputs, calls, num_calls, num_rounds, seed, on_dispatch) -> dict[str, float]:
+    compiled = {name: programs.repeated(mesh, call, num_calls) for name, call in calls.items()}
+
+    def start(name: str) -> Callable[[], tuple[jax.Array, ...]]:
+        return lambda: compiled[name](inputs.x, inputs.weights)
+
+    return timing.interleaved_medians(
+        {name: start(name) for name in compiled},
+        calls_per_dispatch=num_calls,
+        num_rounds=num_rounds,
+        seed=seed,
+        after_dispatch=on_dispatch,
+    )

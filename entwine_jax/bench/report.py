@@ -1,0 +1,147 @@
+"""Writes measurements: a table for the eye, JSON and CSV for programs, Markdown for a README."""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from entwine_jax.bench.machine import Machine
+from entwine_jax.bench.measure import Measurement, Settings
+
+COLUMNS = (
+    "m, n, k",
+    "matmul",
+    "+ psum",
+    "ours",
+    "bound",
+    "of bound",
+    "speed-up",
+    "error ratio",
+    "schedule",
+)
+
+LEGEND = (
+    "Times of one call in us, median of {rounds} interleaved rounds; bound = max(matmul alone, "
+    "wire bytes / link rate); speed-up over matmul + psum; error ratio = distance from float64 "
+    "over that of matmul + psum."
+)
+
+
+def geomean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean; None where a value is missing or there are none."""
+    known = list(values)
+    if not known or any(value is None for value in known):
+        return None
+    return math.exp(sum(math.log(value) for value in known if value is not None) / len(known))
+
+
+def cells(result: Measurement) -> tuple[str, ...]:
+    """One line of the table."""
+    return (
+        ", ".join(map(str, result.shape)),
+        _number(result.matmul_us, 1),
+        _number(result.psum_us, 1),
+        _number(result.ours_us, 1),
+        _number(result.bound_us, 1),
+        _number(result.fraction, 3),
+        _number(result.speed_up, 3),
+        _number(result.error_ratio, 3),
+        result.schedule,
+    )
+
+
+def text(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
+    """The table with aligned columns, its means and its notes."""
+    rows = [COLUMNS, *map(cells, results), _mean_cells(results)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = [
+        "  ".join(
+            # Text is flush left, numbers flush right.
+            cell.ljust(width) if i in (0, len(COLUMNS) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([f"{machine}, {settings.dtype}", *lines, *_notes(settings, results)])
+
+
+def markdown(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
+    """The table in Markdown, with the machine above it and the notes below."""
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(cells, results), _mean_cells(results)]
+    table = ["| " + " | ".join(row) + " |" for row in rows]
+    parts = [f"{machine}, {settings.dtype}:", "\n".join(table), *_notes(settings, results)]
+    return "\n\n".join(parts)
+
+
+def write_json(
+    path: Path, machine: Machine, settings: Settings, results: Sequence[Measurement]
+) -> None:
+    """Writes everything that was measured, with machine, settings and geometric means."""
+    document = {
+        "machine": asdict(machine),
+        "settings": {**asdict(settings), "schedule": str(settings.schedule or "chosen by model")},
+        "geomean": {
+            "fraction": geomean(result.fraction for result in results),
+            "speed_up": geomean(result.speed_up for result in results),
+        },
+        "results": [_record(result) for result in results],
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def write_csv(path: Path, results: Sequence[Measurement]) -> None:
+    """Writes one line for each shape; an unknown value is an empty field."""
+    records = [_record(result) for result in results]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def markers(num_ranks: int) -> tuple[str, str]:
+    """The lines of a Markdown file between which the table of this many ranks stands."""
+    return f"<!-- bench:{num_ranks} ranks:begin -->", f"<!-- bench:{num_ranks} ranks:end -->"
+
+
+def rewrite_markdown(path: Path, table: str, num_ranks: int) -> None:
+    """Puts the table between the markers of its number of ranks.
+
+    Raises:
+        ValueError: the file does not hold the two markers in order.
+    """
+    begin, end = markers(num_ranks)
+    document = path.read_text()
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"{path}: must hold the lines {begin} and {end}")
+    path.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+
+
+def _record(result: Measurement) -> dict[str, object]:
+    record: dict[str, object] = dict(vars(result))
+    del record["shape"]
+    return {
+        **result.shape._asdict(),
+        **record,
+        "fraction": result.fraction,
+        "speed_up": result.speed_up,
+    }
+
+
+def _mean_cells(results: Sequence[Measurement]) -> tuple[str, ...]:
+    fraction = geomean(result.fraction for result in results)
+    speed_up = geomean(result.speed_up for result in results)
+    return ("geomean", "", "", "", "", _number(fraction, 3), _number(speed_up, 3), "", "")
+
+
+def _notes(settings: Settings, results: Sequence[Measurement]) -> list[str]:
+    # Reasons in the order of the shapes, each of them once.
+    reasons = dict.fromkeys(result.lax_reason for result in results if result.lax_reason)
+    return [LEGEND.format(rounds=settings.num_rounds), *(f"lax: {reason}" for reason in reasons)]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,58 @@
+"""Times programs against each other: interleaved rounds in random order, median over rounds.
+
+GPUs change their clock with temperature and power, by more than the differences that matter. So
+all programs are timed in turn, each for a dispatch of about the same length, and only times of
+one run are compared.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+
+# A dispatch this long hides the about 1 ms that the host needs to start a program on all devices.
+SHORTEST_DISPATCH_US = 50_000.0
+
+NUM_WARM_UPS = 2
+
+
+def num_calls(at_least: int, multiple_of: int, predicted_us: float | None) -> int:
+    """Calls of one dispatch, given the predicted time of one call where there is one."""
+    wanted = at_least
+    if predicted_us is not None:
+        wanted = max(wanted, SHORTEST_DISPATCH_US / predicted_us)
+    return -(-int(wanted) // multiple_of) * multiple_of
+
+
+def interleaved_medians(
+    programs: Mapping[str, Callable[[], object]],
+    *,
+    calls_per_dispatch: int,
+    num_rounds: int,
+    seed: int,
+    after_dispatch: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Median time of one call in us, by program.
+
+    Args:
+        programs: by name; each starts `calls_per_dispatch` calls and returns their results.
+        calls_per_dispatch: calls that one program makes.
+        num_rounds: rounds; in each, every program runs once.
+        seed: of the order inside the rounds.
+        after_dispatch: called after every timed dispatch, to show progress.
+    """
+    for program in programs.values():
+        for _ in range(NUM_WARM_UPS):
+            jax.block_until_ready(program())
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    order, shuffle = list(programs), random.Random(seed).shuffle
+    for _ in range(num_rounds):
+        shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            jax.block_until_ready(programs[name]())
+            times[name].append((time.perf_counter() - start) * 1e6 / calls_per_dispatch)
+            after_dispatch()
+    return {name: statistics.median(values) for name, values in times.items()}

@@ -1,0 +1,79 @@
+"""The environment switches, read once; `configure` overrides them.
+
+ENTWINE_JAX_DISABLE            1: plain lax everywhere (default 0)
+ENTWINE_JAX_DEADLINE_SECONDS   longest wait inside a kernel before it gives up (default 10)
+ENTWINE_JAX_WORKSPACE_MIB      peer memory a GPU, for all groups together (default 512)
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Settings of the process; units are in the names."""
+
+    disabled: bool = False
+    deadline_seconds: float = 10.0
+    workspace_mib: int = 512
+
+    def __post_init__(self):
+        if not isinstance(self.disabled, bool):
+            raise TypeError(f"disabled must be a bool, but it is {self.disabled!r}.")
+        if not self.deadline_seconds > 0:
+            raise ValueError(
+                f"deadline_seconds must be greater than 0, but it is {self.deadline_seconds!r}."
+            )
+        if self.workspace_mib < 1:
+            raise ValueError(f"workspace_mib must be at least 1, but it is {self.workspace_mib!r}.")
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.workspace_mib * 2**20
+
+
+def current() -> Configuration:
+    """The settings in force."""
+    return _overridden or _from_process_environment()
+
+
+def configure(**changes: Any) -> Configuration:
+    """Changes settings by name (`disabled`, `deadline_seconds`, `workspace_mib`).
+
+    Programs that are already compiled keep their path (fused or lax); call this first.
+    """
+    global _overridden
+    _overridden = dataclasses.replace(current(), **changes)
+    return _overridden
+
+
+def from_environment(environ: Mapping[str, str]) -> Configuration:
+    """Raises ValueError that names the variable, its value and the rule."""
+    fields: dict[str, Any] = {}
+    for variable, (field, convert, rule) in _VARIABLES.items():
+        text = environ.get(variable)
+        if text is None:
+            continue
+        try:
+            fields[field] = convert(text)
+            Configuration(**{field: fields[field]})
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{variable} must be {rule}, but it is {text!r}.") from error
+    return Configuration(**fields)
+
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "ENTWINE_JAX_DISABLE": ("disabled", {"": False, "0": False, "1": True}.__getitem__, "0 or 1"),
+    "ENTWINE_JAX_DEADLINE_SECONDS": ("deadline_seconds", float, "a number of seconds above 0"),
+    "ENTWINE_JAX_WORKSPACE_MIB": ("workspace_mib", int, "a whole number of MiB, at least 1"),
+}
+
+_overridden: Configuration | None = None
+
+
+@functools.cache
+def _from_process_environment() -> Configuration:
+    return from_environment(os.environ)

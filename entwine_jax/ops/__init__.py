@@ -1,0 +1,1 @@
+"""What the user calls: one file per op."""

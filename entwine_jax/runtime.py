@@ -1,0 +1,200 @@
+"""Is the fused kernel usable here, and if not, why and what helps."""
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+
+from entwine_jax import configuration
+from entwine_jax.schedule import H200, Hardware, hardware_for
+from entwine_jax.version import __version__
+
+OLDEST_JAX, FIRST_UNSUPPORTED_JAX = (0, 11, 2), (0, 13)
+MIN_RANKS, MAX_RANKS = 2, 8
+
+
+class Check(NamedTuple):
+    """One condition of the fused kernel: what was found, and what helps where it does not hold."""
+
+    topic: str
+    found: str
+    holds: bool
+    remedy: str = ""
+
+
+def is_available(num_ranks: int | None = None) -> bool:
+    """Whether the fused kernel can run in this process (between `num_ranks` GPUs)."""
+    return why_unavailable(num_ranks) is None
+
+
+def why_unavailable(num_ranks: int | None = None) -> str | None:
+    """What stands in the way of the fused kernel, with the remedy; None if nothing does."""
+    for check in checks(num_ranks):
+        if not check.holds:
+            return f"{check.topic}: {check.found}. {check.remedy}"
+    return None
+
+
+def hardware() -> Hardware:
+    """The profile of this machine's GPUs; that of the H200 where no GPU is seen."""
+    devices, _ = _find_devices()
+    return (hardware_for(devices[0].device_kind) if devices else None) or H200
+
+
+def load_ffi() -> ModuleType | None:
+    """The compiled module, or None where the package runs from sources that were not built."""
+    try:
+        return importlib.import_module("entwine_jax._ffi")
+    except ModuleNotFoundError:
+        return None
+
+
+def checks(num_ranks: int | None = None) -> Iterator[Check]:
+    """Yields the conditions in order; ends after the first that the later ones depend on."""
+    yield _check_switch()
+    yield _check_jax_version()
+    yield from _check_library()
+    devices, check = _find_devices()
+    yield check
+    yield _check_processes()
+    if not devices:
+        return
+    ffi = load_ffi()
+    if ffi is None or not ffi.build_info()["cuda"]:
+        return
+    yield _check_driver(ffi)
+    try:
+        gpus = ffi.probe_devices()
+    except RuntimeError as error:
+        yield Check("GPU probe", str(error), False, "Run nvidia-smi and repair the driver first.")
+        return
+    yield _check_number(gpus, num_ranks)
+    yield _check_model(gpus)
+    yield _check_peers(gpus)
+    yield _check_memory(ffi, gpus)
+
+
+def _check_switch() -> Check:
+    disabled = configuration.current().disabled
+    return Check(
+        "switch",
+        "the fused kernel is switched off" if disabled else "the fused kernel is switched on",
+        not disabled,
+        "Unset ENTWINE_JAX_DISABLE, or call entwine_jax.configure(disabled=False).",
+    )
+
+
+def _check_jax_version() -> Check:
+    # The range in which XLA's collectives extension keeps the form that the handlers use.
+    oldest, end = (".".join(map(str, v)) for v in (OLDEST_JAX, FIRST_UNSUPPORTED_JAX))
+    return Check(
+        "FFI collectives extension",
+        f"jax {jax.__version__}",
+        OLDEST_JAX <= jax.__version_info__ < FIRST_UNSUPPORTED_JAX,
+        f"Install jax>={oldest},<{end}.",
+    )
+
+
+def _check_library() -> Iterator[Check]:
+    topic, ffi = "kernel library", load_ffi()
+    if ffi is None:
+        yield Check(topic, "entwine_jax._ffi is not built", False, "Run `pip install .`.")
+        return
+    info = ffi.build_info()
+    if info["version"] != __version__:
+        yield Check(
+            topic,
+            f"entwine_jax._ffi is of version {info['version']}, the package of {__version__}",
+            False,
+            "Build both from the same sources: `pip install .`.",
+        )
+        return
+    found = f"compiled with nvcc {info['nvcc']}" if info["cuda"] else "built without CUDA"
+    remedy = "Install the CUDA toolkit (nvcc 12.8 or newer) and nvidia-cutlass, then build again."
+    yield Check(topic, found, info["cuda"], remedy)
+
+
+def _find_devices() -> tuple[list[Any], Check]:
+    topic = "JAX CUDA plugin"
+    remedy = 'Install it with `pip install "jax[cuda13]"` and leave JAX_PLATFORMS unset.'
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return [], Check(topic, "JAX sees no CUDA device", False, remedy)
+    names = sorted({device.device_kind for device in devices})
+    return devices, Check(topic, f"{len(devices)} x {', '.join(names)}", True)
+
+
+def _check_processes() -> Check:
+    num_processes = jax.process_count()
+    return Check(
+        "processes",
+        f"{num_processes} JAX process{'es' if num_processes > 1 else ''}",
+        num_processes == 1,
+        "Drive all GPUs of the group from one process.",
+    )
+
+
+def _check_driver(ffi: ModuleType) -> Check:
+    version = ffi.driver_version()
+    toolkit = ffi.build_info()["nvcc"]
+    return Check(
+        "driver",
+        f"supports CUDA {version // 1000}.{version % 1000 // 10}; built with {toolkit}",
+        version // 1000 >= int(toolkit.split(".")[0]),
+        "Update the NVIDIA driver, or build with an older CUDA toolkit.",
+    )
+
+
+def _check_number(gpus: list[dict], num_ranks: int | None) -> Check:
+    needed = MIN_RANKS if num_ranks is None else num_ranks
+    return Check(
+        "number of GPUs",
+        f"{len(gpus)} found, {needed} needed",
+        len(gpus) >= needed,
+        "Use more GPUs, or a smaller mesh axis; check CUDA_VISIBLE_DEVICES.",
+    )
+
+
+def _check_model(gpus: list[dict]) -> Check:
+    unfit = [
+        gpu
+        for gpu in gpus
+        if tuple(gpu["compute_capability"]) != (9, 0) or hardware_for(gpu["name"]) is None
+    ]
+    names = {"{name} (sm_{0}{1})".format(*g["compute_capability"], **g) for g in unfit or gpus}
+    return Check(
+        "GPU model",
+        ", ".join(sorted(names)),
+        not unfit,
+        "The kernel needs H100 or H200 GPUs (sm_90); set CUDA_VISIBLE_DEVICES to them.",
+    )
+
+
+def _check_peers(gpus: list[dict]) -> Check:
+    cut = [
+        f"{a['ordinal']}-{b['ordinal']}"
+        for a in gpus
+        for position, b in enumerate(gpus)
+        if a["ordinal"] != b["ordinal"] and not a["peer_access"][position]
+    ]
+    return Check(
+        "peer access",
+        f"missing between GPUs {', '.join(cut)}" if cut else "between all GPUs",
+        not cut,
+        "The GPUs must be joined by NVLink, without MIG; see `nvidia-smi topo -p2p w`.",
+    )
+
+
+def _check_memory(ffi: ModuleType, gpus: list[dict]) -> Check:
+    needed = configuration.current().workspace_bytes
+    held = {row["device"] for row in ffi.workspace_report()}
+    free = [gpu["free_bytes"] for gpu in gpus if gpu["ordinal"] not in held]
+    return Check(
+        "workspace",
+        f"{needed >> 20} MiB a GPU wanted, {min(free) >> 20} MiB free" if free else "allocated",
+        all(bytes_ >= needed for bytes_ in free),
+        "Lower ENTWINE_JAX_WORKSPACE_MIB, or XLA_CLIENT_MEM_FRACTION (JAX's own share).",
+    )

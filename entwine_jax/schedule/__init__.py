@@ -1,0 +1,20 @@
+"""Which schedule the fused kernel runs with, and why. Pure Python: needs neither JAX nor a GPU."""
+
+from entwine_jax.schedule.explain import Explanation, explain
+from entwine_jax.schedule.hardware import H100, H200, Hardware, hardware_for
+from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.select import DEFAULT_WORKSPACE_BYTES, select_schedule
+
+__all__ = [
+    "DEFAULT_WORKSPACE_BYTES",
+    "H100",
+    "H200",
+    "Explanation",
+    "Hardware",
+    "Problem",
+    "Schedule",
+    "explain",
+    "hardware_for",
+    "select_schedule",
+]

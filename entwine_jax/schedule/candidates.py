@@ -1,0 +1,133 @@
+"""Every schedule that could run a problem, and for the others the reason why not."""
+
+from dataclasses import dataclass, replace
+
+from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.schedule import Schedule
+
+FUSED_DTYPES = ("bfloat16", "float16")
+MAX_RANKS = 8
+
+# Rows of bf16 must start at multiples of 16 bytes for the tensor memory accelerator.
+ALIGNMENT = 8
+
+# (num_comm_ctas, num_spare_warps). Spare warps keep up with the links alone; dedicated CTAs pay
+# where they cost no extra wave: 4 do so at power-of-two shapes. Mixing the two brought nothing.
+PLACEMENTS = ((0, 1), (0, 2), (2, 0), (4, 0), (8, 0), (16, 0), (0, 0))
+
+# Slots are double-buffered by the parity of the epoch.
+NUM_PARITIES = 2
+
+# The workspace is shared by all device groups of a process; two of them always fit.
+NUM_GROUPS = 2
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A schedule that cannot run the problem, and the rule that it breaks."""
+
+    schedule: Schedule
+    reason: str
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """`value / divisor`, rounded up."""
+    return -(-value // divisor)
+
+
+def why_not_fusible(problem: Problem) -> str | None:
+    """Why no schedule of the fused kernel can run this problem; None where some can."""
+    if problem.num_ranks < 2:
+        return "num_ranks = 1: there is nothing to reduce"
+    if problem.num_ranks > MAX_RANKS:
+        return f"num_ranks = {problem.num_ranks}: the kernel takes 2 to {MAX_RANKS}"
+    if problem.dtype not in FUSED_DTYPES:
+        return f"dtype = {problem.dtype}: the kernel takes {' and '.join(FUSED_DTYPES)}"
+    for name, size in (("n", problem.n), ("k local", problem.k_local)):
+        if size % ALIGNMENT:
+            return f"{name} = {size}: must be a multiple of {ALIGNMENT}"
+    return None
+
+
+def num_tiles(m: int, n: int, schedule: Schedule) -> int:
+    """Output tiles of an m x n result; partial tiles at the edges count as whole ones."""
+    return ceil_div(m, schedule.tile_m) * ceil_div(n, schedule.tile_n)
+
+
+def slot_bytes(problem: Problem, schedule: Schedule) -> int:
+    """Slot memory that one launch needs on each GPU, in bytes."""
+    rows = schedule.rows_per_launch or problem.m
+    tiles = num_tiles(rows, problem.n, schedule)
+    padded_tiles = ceil_div(tiles, problem.num_ranks) * problem.num_ranks
+    tile_bytes = schedule.tile_m * schedule.tile_n * problem.item_bytes
+    return NUM_PARITIES * padded_tiles * tile_bytes
+
+
+def rows_per_launch(problem: Problem, schedule: Schedule, workspace_bytes: int) -> int | None:
+    """Rows of one launch so that its slots fit the workspace: 0 for all rows, None for no fit.
+
+    The rows are shared out evenly over the smallest number of launches that fits, so that no
+    launch is much shorter than the others.
+    """
+    tile_bytes = schedule.tile_m * schedule.tile_n * problem.item_bytes
+    fitting_tiles = workspace_bytes // NUM_GROUPS // (NUM_PARITIES * tile_bytes)
+    # Every rank has the same number of slots for each source, so whole rounds of ranks count.
+    fitting_tiles -= fitting_tiles % problem.num_ranks
+    num_tiles_m = ceil_div(problem.m, schedule.tile_m)
+    fitting_tile_rows = fitting_tiles // ceil_div(problem.n, schedule.tile_n)
+    if fitting_tile_rows >= num_tiles_m:
+        return 0
+    if fitting_tile_rows == 0:
+        return None
+    num_launches = ceil_div(num_tiles_m, fitting_tile_rows)
+    return ceil_div(num_tiles_m, num_launches) * schedule.tile_m
+
+
+def fit(problem: Problem, schedule: Schedule, workspace_bytes: int) -> Schedule | Rejection:
+    """The schedule with the rows per launch that the workspace allows, or why it cannot run.
+
+    Rows per launch that the schedule already names are checked, not changed.
+    """
+    reason = why_not_fusible(problem)
+    if reason is not None:
+        return Rejection(schedule, reason)
+    if schedule.num_comm_ctas >= problem.hardware.num_sms:
+        reason = f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
+        return Rejection(schedule, reason)
+    if schedule.rows_per_launch:
+        needed, available = slot_bytes(problem, schedule), workspace_bytes // NUM_GROUPS
+        if needed <= available:
+            return schedule
+        reason = f"slots of {needed} bytes exceed half of the workspace, {available} bytes"
+        return Rejection(schedule, reason)
+    rows = rows_per_launch(problem, schedule, workspace_bytes)
+    if rows is None:
+        reason = "the slots of one row of tiles exceed half of the workspace"
+        return Rejection(schedule, f"{reason}, {workspace_bytes // NUM_GROUPS} bytes")
+    return replace(schedule, rows_per_launch=rows)
+
+
+def candidates(
+    problem: Problem, workspace_bytes: int
+) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
+    """All schedules that are considered for a problem: the legal ones and the rejected ones."""
+    legal: list[Schedule] = []
+    rejected: list[Rejection] = []
+    for tile_n in (256, 128):
+        for num_comm_ctas, num_spare_warps in PLACEMENTS:
+            schedule = Schedule(
+                tile_n=tile_n, num_comm_ctas=num_comm_ctas, num_spare_warps=num_spare_warps
+            )
+            fitted = fit(problem, schedule, workspace_bytes)
+            if isinstance(fitted, Schedule) and _ranks_without_tiles(problem, fitted):
+                fitted = Rejection(schedule, "fewer tiles than ranks: some would own none")
+            if isinstance(fitted, Rejection):
+                rejected.append(fitted)
+            else:
+                legal.append(fitted)
+    return tuple(legal), tuple(rejected)
+
+
+def _ranks_without_tiles(problem: Problem, schedule: Schedule) -> bool:
+    """The kernel can run such a problem, but ranks would idle, and it is too small to matter."""
+    return num_tiles(problem.m, problem.n, schedule) < problem.num_ranks

@@ -1,0 +1,185 @@
+"""Predicts the time of a schedule, and of plain lax, term by term, in microseconds.
+
+The fused kernel, for each launch:
+
+    launch + max(matmul + left over + drain, head + link) + latency
+
+    matmul    waves x time of a tile, waves rounded up: the last wave costs as much as a full one
+    drain     the tiles of the last wave finish together; their bytes then have the link to wait for
+    left over what dedicated communication CTAs could not forward while the matmul ran
+    head      the link idles until the first tiles are finished
+    link      all bytes of the launch at the rate of stores over NVLink
+    latency   flags and the last reduction, after the last byte
+
+Plain lax is launch + matmul + collective. Predictions for both use the same tile time, so an
+error of the matmul rate moves both alike and the choice between them does not hang on it.
+"""
+
+from dataclasses import dataclass, replace
+
+from entwine_jax.schedule.candidates import ceil_div, num_tiles
+from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.schedule import Schedule
+
+# 128x128 tiles against 128x256 ones: each element of shared memory feeds fewer multiplications.
+# The fused kernel's measured matmul times are 1 to 8% apart.
+NARROW_TILE_RATE = 0.95
+
+# Link rate with 128x128 tiles against 128x256 ones: with twice the tiles to announce and to claim,
+# a kernel that the link limits took 1% longer in spite of its shorter head.
+NARROW_TILE_LINK_RATE = 0.97
+
+# Local part of the latency after the last byte: loads of the slots, stores, fence and count.
+# With two flags it makes the 8 us measured between the last byte and the end of the kernel.
+TAIL_LOCAL_US = 5.3
+FLAGS_IN_TAIL = 2
+
+# What one dedicated communication CTA forwards to its peers while the matmul runs, GB/s.
+COMM_CTA_GB_S = 17.0
+
+BYTES_PER_US_AT_1_GB_S = 1e3
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted time of one call in us, by term. Terms that a path does not have are 0.
+
+    `total_us` is not the sum of the terms of the fused path, because matmul and link overlap.
+    """
+
+    schedule: Schedule
+    total_us: float
+    launch_us: float
+    matmul_us: float
+    head_us: float = 0.0
+    link_us: float = 0.0
+    left_over_us: float = 0.0
+    drain_us: float = 0.0
+    latency_us: float = 0.0
+    collective_us: float = 0.0
+
+    @property
+    def limited_by(self) -> str:
+        """Which takes longer in the fused kernel: "matmul" or "link"."""
+        return "link" if self.link_us > self.matmul_us else "matmul"
+
+    def terms(self) -> dict[str, float]:
+        """The terms that are not 0, by name, in us."""
+        return {
+            name.removesuffix("_us").replace("_", " "): value
+            for name, value in vars(self).items()
+            if name not in ("schedule", "total_us") and value > 0
+        }
+
+
+def predict(problem: Problem, schedule: Schedule) -> Prediction:
+    """Predicted time of one call with this schedule."""
+    if not schedule.fused:
+        return predict_lax(problem)
+    rows = min(schedule.rows_per_launch or problem.m, problem.m)
+    num_full, rest = divmod(problem.m, rows)
+    parts = [_predict_launch(replace(problem, m=rows), schedule)] * num_full
+    if rest:
+        parts.append(_predict_launch(replace(problem, m=rest), schedule))
+    sums = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in vars(parts[0])
+        if name != "schedule"
+    }
+    return Prediction(schedule=schedule, **sums)
+
+
+def predict_lax(problem: Problem) -> Prediction:
+    """Predicted time of one call as `lax.psum(x @ w, axis_name)`: cuBLAS, then NCCL."""
+    hardware = problem.hardware
+    matmul_us = plain_matmul_us(problem)
+    collective_us = 0.0
+    if problem.num_ranks > 1:
+        wire_us = problem.wire_bytes / (hardware.collective_gb_s * BYTES_PER_US_AT_1_GB_S)
+        collective_us = hardware.collective_base_us + wire_us
+    return Prediction(
+        schedule=Schedule(fused=False),
+        total_us=hardware.launch_us + matmul_us + collective_us,
+        launch_us=hardware.launch_us,
+        matmul_us=matmul_us,
+        collective_us=collective_us,
+    )
+
+
+def bound_us(problem: Problem) -> float:
+    """What no implementation beats: max(matmul alone on all SMs, wire bytes / link rate)."""
+    link_us = problem.wire_bytes / (problem.hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
+    return max(plain_matmul_us(problem), link_us)
+
+
+def plain_matmul_us(problem: Problem) -> float:
+    """Predicted time of one rank's matmul alone in us, by a library that picks its best tile.
+
+    Below one wave such a library splits k over the idle SMs, so no rounding up to a wave there.
+    """
+    num_sms = problem.hardware.num_sms
+    times = []
+    for schedule in (Schedule(tile_n=256), Schedule(tile_n=128)):
+        tiles = num_tiles(problem.m, problem.n, schedule)
+        waves = ceil_div(tiles, num_sms) if tiles >= num_sms else tiles / num_sms
+        times.append(waves * _tile_us(problem, schedule))
+    return max(min(times), _memory_us(problem))
+
+
+def _predict_launch(problem: Problem, schedule: Schedule) -> Prediction:
+    hardware = problem.hardware
+    link_bytes_per_us = hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S
+    num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
+    tiles = num_tiles(problem.m, problem.n, schedule)
+    waves = ceil_div(tiles, num_gemm_ctas)
+    tile_us = _tile_us(problem, schedule)
+
+    matmul_us = max(waves * tile_us, _memory_us(problem))
+    link_us = problem.wire_bytes / (
+        link_bytes_per_us * _tile_factor(schedule, NARROW_TILE_LINK_RATE)
+    )
+    last_wave_share = (tiles - (waves - 1) * num_gemm_ctas) / tiles
+    drain_us = last_wave_share * problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
+    left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
+    latency_us = FLAGS_IN_TAIL * hardware.flag_latency_us + TAIL_LOCAL_US
+    longest_us = max(matmul_us + left_over_us + drain_us, tile_us + link_us)
+    return Prediction(
+        schedule=schedule,
+        total_us=hardware.launch_us + longest_us + latency_us,
+        launch_us=hardware.launch_us,
+        matmul_us=matmul_us,
+        head_us=tile_us,
+        link_us=link_us,
+        left_over_us=left_over_us,
+        drain_us=drain_us,
+        latency_us=latency_us,
+    )
+
+
+def _tile_us(problem: Problem, schedule: Schedule) -> float:
+    """Time of one output tile on one SM while all SMs compute, in us."""
+    hardware = problem.hardware
+    rate = _tile_factor(schedule, NARROW_TILE_RATE)
+    flops_per_us = rate * hardware.matmul_tflops * 1e6 / hardware.num_sms
+    return 2.0 * schedule.tile_m * schedule.tile_n * problem.k_local / flops_per_us
+
+
+def _tile_factor(schedule: Schedule, narrow: float) -> float:
+    return narrow if schedule.tile_n == 128 else 1.0
+
+
+def _memory_us(problem: Problem) -> float:
+    """Time to read x and w and to write y once, in us: the limit of problems with few rows."""
+    m, n, k_local = problem.m, problem.n, problem.k_local
+    num_bytes = (m * k_local + k_local * n + m * n) * problem.item_bytes
+    return num_bytes / (problem.hardware.memory_gb_s * BYTES_PER_US_AT_1_GB_S)
+
+
+def _left_over_bytes(problem: Problem, schedule: Schedule, matmul_us: float) -> float:
+    """Bytes of reduced tiles that wait for the end of the matmul to be forwarded."""
+    if schedule.num_spare_warps > 0:
+        return 0.0  # one spare warp in each GEMM CTA keeps up with the link
+    # Half of the wire bytes are pushes of partial tiles, the other half are forwarded sums.
+    to_forward = problem.wire_bytes / 2
+    forwarded = schedule.num_comm_ctas * COMM_CTA_GB_S * BYTES_PER_US_AT_1_GB_S * matmul_us
+    return max(0.0, to_forward - forwarded)

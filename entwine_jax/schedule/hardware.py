@@ -1,0 +1,91 @@
+"""What one GPU and its links give: the constants of the cost model.
+
+All rates are sustained ones, under the power limit of the GPU, not data-sheet peaks: a burst of
+a few milliseconds runs about 10% faster, but a training step is not a burst.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Measured rates of one GPU model in a host whose GPUs all reach each other over NVLink.
+
+    Attributes:
+        name: model name, as in "H200".
+        num_sms: streaming multiprocessors, hence GEMM CTAs of one launch.
+        matmul_tflops: bf16 matmul rate of a full wave of 128x256 tiles on all SMs, TFLOP/s.
+        memory_gb_s: rate at which a matmul with few rows streams its weights, GB/s.
+        link_gb_s: payload that bulk copies move to the peers, each way and GPU, GB/s. The
+            benchmark's bound is built on this rate.
+        store_link_gb_s: payload rate of all-to-all stores from a kernel, each way and GPU, GB/s.
+        flag_latency_us: from a release store at system scope to the acquire load of the peer, us.
+        launch_us: start and end of one kernel in a stream of back-to-back kernels, us.
+        collective_gb_s: payload rate of NCCL's AllReduce without multicast, each way, GB/s.
+        collective_base_us: what NCCL's AllReduce costs however small the array is, us.
+    """
+
+    name: str
+    num_sms: int
+    matmul_tflops: float
+    memory_gb_s: float
+    link_gb_s: float
+    store_link_gb_s: float
+    flag_latency_us: float
+    launch_us: float
+    collective_gb_s: float
+    collective_base_us: float
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            if field != "name" and not value > 0:
+                raise ValueError(f"Hardware.{field} = {value!r}: must be greater than 0")
+
+
+# Fitted on four H200s with multicast off. matmul_tflops: 5.25 TFLOP/s an SM, the mean over the
+# seven shapes of the benchmark (5.1 to 5.4). collective_*: time of matmul + psum less that of the
+# matmul alone, eight shapes on four GPUs and four on two. memory_gb_s: 64 rows, 117 MB of weights.
+H200 = Hardware(
+    name="H200",
+    num_sms=132,
+    matmul_tflops=693.0,
+    memory_gb_s=2600.0,
+    link_gb_s=360.0,
+    store_link_gb_s=344.0,
+    flag_latency_us=1.34,
+    launch_us=4.0,
+    collective_gb_s=380.0,
+    collective_base_us=25.0,
+)
+
+# Not measured: the same die and the same links as the H200; the memory rate is scaled by the
+# data sheets' bandwidths (3.35 against 4.8 TB/s).
+H100 = Hardware(
+    name="H100",
+    num_sms=132,
+    matmul_tflops=693.0,
+    memory_gb_s=1800.0,
+    link_gb_s=360.0,
+    store_link_gb_s=344.0,
+    flag_latency_us=1.34,
+    launch_us=4.0,
+    collective_gb_s=380.0,
+    collective_base_us=25.0,
+)
+
+PROFILES = {profile.name: profile for profile in (H100, H200)}
+
+# Sold under the same name with fewer SMs or slower links: their profile would be a guess.
+_UNLIKE_SXM = ("PCIE", "NVL")
+
+
+def hardware_for(device_kind: str) -> Hardware | None:
+    """The profile of a GPU model, or None where there is none (the op then runs as lax).
+
+    Args:
+        device_kind: `jax.Device.device_kind`, as in "NVIDIA H200" or "NVIDIA H100 80GB HBM3".
+    """
+    words = device_kind.upper().replace("-", " ").split()
+    if any(word in _UNLIKE_SXM for word in words):
+        return None
+    return next((PROFILES[word] for word in words if word in PROFILES), None)

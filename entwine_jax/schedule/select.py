@@ -1,0 +1,114 @@
+"""Chooses the schedule of a problem. Same problem, same workspace, same choice: on every rank."""
+
+from dataclasses import dataclass
+
+from entwine_jax.schedule.candidates import Rejection, candidates, fit
+from entwine_jax.schedule.cost_model import Prediction, predict, predict_lax
+from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.schedule import Schedule
+
+DEFAULT_WORKSPACE_BYTES = 512 * 2**20
+
+# The fused kernel is taken only where it is predicted to be this much faster than lax. It covers
+# the part of the model's error that is not common to both predictions.
+MARGIN = 0.03
+
+# With fewer rows than this a matmul is bound by reading its weights, which the tile time of the
+# model does not describe, and no fused time has been measured.
+FEWEST_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The chosen schedule, why, and everything it was compared with.
+
+    Attributes:
+        schedule: the choice; `fused=False` for plain lax.
+        reason: one sentence.
+        lax: predicted time of plain lax.
+        ranked: predicted times of all legal fused schedules, cheapest first.
+        rejected: schedules that cannot run the problem, with their reasons.
+    """
+
+    schedule: Schedule
+    reason: str
+    lax: Prediction
+    ranked: tuple[Prediction, ...]
+    rejected: tuple[Rejection, ...]
+
+
+def select_schedule(
+    problem: Problem,
+    *,
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    override: Schedule | None = None,
+) -> Schedule:
+    """The cheapest schedule by the cost model, or plain lax where fusing is not predicted to win.
+
+    Args:
+        problem: op, global shape, dtype, number of ranks and hardware.
+        workspace_bytes: limit of the slot memory on each GPU, for all device groups together.
+        override: taken instead of the model's choice wherever it can run the problem, with the
+            rows per launch that the workspace allows; plain lax where it cannot.
+    """
+    return decide(problem, workspace_bytes, override).schedule
+
+
+def decide(
+    problem: Problem,
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    override: Schedule | None = None,
+) -> Decision:
+    """`select_schedule` with its reasons."""
+    legal, rejected = candidates(problem, workspace_bytes)
+    # Sorting is stable, so equal predictions keep the order of the candidates.
+    ranked = tuple(sorted((predict(problem, s) for s in legal), key=lambda p: p.total_us))
+    lax = predict_lax(problem)
+    if override is not None:
+        schedule, reason = _apply_override(problem, workspace_bytes, override)
+    else:
+        schedule, reason = _cheapest(problem, lax, ranked, rejected)
+    return Decision(schedule, reason, lax, ranked, rejected)
+
+
+def _apply_override(
+    problem: Problem, workspace_bytes: int, override: Schedule
+) -> tuple[Schedule, str]:
+    if not override.fused:
+        return override, "the schedule was given, and it asks for lax"
+    fitted = fit(problem, override, workspace_bytes)
+    if isinstance(fitted, Rejection):
+        return Schedule(fused=False), f"the schedule that was given cannot run: {fitted.reason}"
+    return fitted, "the schedule was given"
+
+
+def _cheapest(
+    problem: Problem,
+    lax: Prediction,
+    ranked: tuple[Prediction, ...],
+    rejected: tuple[Rejection, ...],
+) -> tuple[Schedule, str]:
+    why_lax = _why_lax(problem, lax, ranked, rejected)
+    if why_lax is not None:
+        return Schedule(fused=False), why_lax
+    gain = lax.total_us / ranked[0].total_us
+    reason = f"cheapest of {len(ranked)} by the cost model, predicted {gain:.2f}x as fast as lax"
+    return ranked[0].schedule, reason
+
+
+def _why_lax(
+    problem: Problem,
+    lax: Prediction,
+    ranked: tuple[Prediction, ...],
+    rejected: tuple[Rejection, ...],
+) -> str | None:
+    if not ranked:
+        return rejected[0].reason
+    if problem.m < FEWEST_ROWS:
+        return f"m = {problem.m}: fewer than {FEWEST_ROWS} rows are bound by reading the weights"
+    if ranked[0].total_us > (1 - MARGIN) * lax.total_us:
+        return (
+            f"the fused kernel is predicted to take {ranked[0].total_us:.1f} us, lax "
+            f"{lax.total_us:.1f} us: not {MARGIN:.0%} faster"
+        )
+    return None

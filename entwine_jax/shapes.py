@@ -1,0 +1,75 @@
+"""What the ops accept, and the messages for what they do not."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from entwine_jax.schedule import Schedule
+
+
+def check_operands(op: str, x: Any, w: Any) -> np.dtype:
+    """Returns the dtype of the result: that of `x @ w` by JAX's promotion rules.
+
+    Raises TypeError for what is not a numeric array, ValueError for shapes that do not multiply.
+    """
+    for name, operand in (("x", x), ("w", w)):
+        if not isinstance(operand, jax.Array | np.ndarray):
+            raise TypeError(
+                f"{op}: {name} must be an array, but it is of type {type(operand).__name__}."
+            )
+        if not jnp.issubdtype(operand.dtype, jnp.number):
+            raise TypeError(
+                f"{op}: {name} must have a numeric dtype, but it has dtype {operand.dtype}."
+            )
+    if x.ndim < 2:
+        raise ValueError(
+            f"{op}: x must have at least 2 dimensions [..., m, k], but it has shape {x.shape}. "
+            "Write x[None, :] for a single row."
+        )
+    if w.ndim != 2:
+        raise ValueError(
+            f"{op}: w must have 2 dimensions [k, n], but it has shape {w.shape}. "
+            "Use jax.vmap for a batch of weights."
+        )
+    if x.shape[-1] != w.shape[0]:
+        raise ValueError(
+            f"{op}: the last dimension of x must equal the first of w (k of the local shards), "
+            f"but x has shape {x.shape} and w has shape {w.shape}: {x.shape[-1]} != {w.shape[0]}."
+        )
+    return jnp.result_type(x, w)
+
+
+def check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:
+    """Returns the axis names as a tuple, and the number of ranks: the product of their sizes.
+
+    Raises ValueError for an empty tuple, a repeated name and a name that is not bound here.
+    """
+    axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    if not axes:
+        raise ValueError(f"{op}: axis_name must name at least one mesh axis, but it is ().")
+    num_ranks = 1
+    for axis in axes:
+        try:
+            num_ranks *= lax.axis_size(axis)
+        except (NameError, TypeError) as error:
+            raise ValueError(
+                f"{op}: axis_name must name manual axes of the surrounding jax.shard_map, "
+                f"but {axis!r} of axis_name={axis_name!r} is not one: {error}."
+            ) from error
+    if len(set(axes)) != len(axes):
+        raise ValueError(
+            f"{op}: axis_name must name every mesh axis once, but it is {axis_name!r}."
+        )
+    return axes, num_ranks
+
+
+def check_schedule(op: str, schedule: Any) -> None:
+    """Raises TypeError for anything but a `Schedule` or None."""
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"{op}: schedule must be an entwine_jax.Schedule or None, "
+            f"but it is {schedule!r} of type {type(schedule).__name__}."
+        )

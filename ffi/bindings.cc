@@ -1,0 +1,52 @@
+// The Python module entwine_jax._ffi: names -> functions and handlers, nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "cuda_bindings.h"
+#include "kernels/tile_order.cuh"
+
+namespace nb = nanobind;
+
+NB_MODULE(_ffi, m) {
+  m.doc() = "Compiled part of entwine_jax.";
+  m.attr("__version__") = ENTWINE_VERSION;
+
+  // The tile order, as the kernels have it.
+  m.def(
+      "tile_coordinates",
+      [](int tile_idx, int num_tiles_m, int num_tiles_n, int raster) {
+        const auto at = entwine::tile_coordinates(tile_idx, num_tiles_m, num_tiles_n, raster);
+        return nb::make_tuple(at.tile_m_idx, at.tile_n_idx);
+      },
+      nb::arg("tile_idx"), nb::arg("num_tiles_m"), nb::arg("num_tiles_n"), nb::arg("raster"),
+      nb::sig("def tile_coordinates(tile_idx: int, num_tiles_m: int, num_tiles_n: int, "
+              "raster: int) -> tuple[int, int]"));
+  m.def("tile_owner", &entwine::tile_owner, nb::arg("tile_idx"), nb::arg("num_ranks"));
+  m.def("tile_slot", &entwine::tile_slot, nb::arg("tile_idx"), nb::arg("num_ranks"));
+  m.def("owned_tile", &entwine::owned_tile, nb::arg("slot"), nb::arg("num_ranks"),
+        nb::arg("rank"));
+  m.def("num_owned_tiles", &entwine::num_owned_tiles, nb::arg("num_tiles"), nb::arg("num_ranks"),
+        nb::arg("rank"));
+
+  m.def(
+      "build_info",
+      [] {
+        nb::dict info;
+        info["version"] = ENTWINE_VERSION;
+        info["jaxlib_headers"] = ENTWINE_JAXLIB_VERSION;
+#ifdef ENTWINE_CUDA
+        info["cuda"] = true;
+        info["nvcc"] = ENTWINE_NVCC_VERSION;
+#else
+        info["cuda"] = false;
+        info["nvcc"] = "";
+#endif
+        return info;
+      },
+      nb::sig("def build_info() -> dict[str, object]"),
+      "What was built: version, whether the CUDA part is there, its compiler, jaxlib's headers.");
+
+#ifdef ENTWINE_CUDA
+  entwine::bind_cuda(m);
+#endif
+}

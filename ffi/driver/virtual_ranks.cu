@@ -1,0 +1,444 @@
+#include "driver/virtual_ranks.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "peer/failure.h"
+#include "peer/rank_memory.h"
+#include "peer/workspace.h"
+
+namespace entwine {
+namespace {
+
+// Inputs in flight: three sets over two parities of slots, so that stale slots cannot pass unseen.
+constexpr int kNumSets = 3;
+constexpr int kThreads = 256, kBlocks = 512;
+
+template <class Element>
+__device__ float to_float(Element value);
+template <>
+__device__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+template <>
+__device__ float to_float(__half value) { return __half2float(value); }
+__device__ void round_to(float value, __nv_bfloat16* out) { *out = __float2bfloat16_rn(value); }
+__device__ void round_to(float value, __half* out) { *out = __float2half_rn(value); }
+
+// Uniform in [-1/2, 1/2) times `scale`, from a hash of the index.
+template <class Element>
+__global__ void fill_random(Element* out, size_t size, uint64_t seed, float scale) {
+  for (size_t i = blockIdx.x * size_t{kThreads} + threadIdx.x; i < size;
+       i += size_t{kThreads} * gridDim.x) {
+    uint64_t hash = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9ull;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebull;
+    round_to((static_cast<float>(hash >> 40) * 0x1p-24f - 0.5f) * scale, out + i);
+  }
+}
+
+// Compares sampled elements of x @ w with a float64 dot product, one block a sample.
+template <class Element>
+__global__ void check_partial(const Element* x, const Element* w, const Element* product, int64_t m,
+                              int64_t n, int64_t k, double unit_roundoff,
+                              unsigned long long* wrong) {
+  const uint64_t hash = (blockIdx.x + 1) * 0x9e3779b97f4a7c15ull;
+  // The corners first: where tiles are cut off.
+  const int64_t row = blockIdx.x < 4 ? (blockIdx.x & 1 ? m - 1 : 0) : hash % m;
+  const int64_t column = blockIdx.x < 4 ? (blockIdx.x & 2 ? n - 1 : 0) : (hash >> 32) % n;
+  __shared__ double sums[kThreads], magnitudes[kThreads];
+  double sum = 0, magnitude = 0;
+  for (int64_t i = threadIdx.x; i < k; i += kThreads) {
+    const double term = static_cast<double>(to_float(x[row * k + i])) *
+                        static_cast<double>(to_float(w[i * n + column]));
+    sum += term;
+    magnitude += fabs(term);
+  }
+  sums[threadIdx.x] = sum;
+  magnitudes[threadIdx.x] = magnitude;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kThreads; i++) {
+    sum += sums[i];
+    magnitude += magnitudes[i];
+  }
+  // One rounding to the element type, and float32 accumulation over k terms.
+  const double allowed = fabs(sum) * unit_roundoff * 1.01 + magnitude * 0x1p-20;
+  const double seen = to_float(product[row * n + column]);
+  if (!(fabs(seen - sum) <= allowed)) atomicAdd(wrong, 1ull);
+}
+
+template <class Element>
+struct Partials {
+  const Element* product[kMaxRanks];
+};
+
+template <class Element>
+__global__ void check_sum(Partials<Element> partials, int num_ranks, const uint16_t* output,
+                          size_t size, unsigned long long* wrong) {
+  for (size_t i = blockIdx.x * size_t{kThreads} + threadIdx.x; i < size;
+       i += size_t{kThreads} * gridDim.x) {
+    float sum = 0;
+    for (int r = 0; r < num_ranks; r++) sum += to_float(partials.product[r][i]);
+    Element rounded;
+    round_to(sum, &rounded);
+    if (reinterpret_cast<const uint16_t&>(rounded) != output[i]) atomicAdd(wrong, 1ull);
+  }
+}
+
+// Holds an SM each until told to go, at most `limit_ns`: a stand-in for another program's kernel.
+__global__ void hold_sms(volatile int* arrived, const volatile int* go, uint64_t limit_ns) {
+  extern __shared__ unsigned char whole_sm[];
+  if (threadIdx.x != 0) return;
+  whole_sm[0] = 0;
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  atomicAdd_system(const_cast<int*>(arrived), 1);
+  do {
+    __nanosleep(1000);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (*go == 0 && now - start < limit_ns);
+}
+
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(size_t num_bytes) {
+    check_cuda(cudaMalloc(&pointer_, num_bytes), "allocating a test buffer");
+  }
+  ~DeviceBuffer() { cudaFree(pointer_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  template <class T>
+  T* as() const { return static_cast<T*>(pointer_); }
+
+ private:
+  void* pointer_ = nullptr;
+};
+
+struct Rank {
+  int device = 0;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  std::unique_ptr<RankMemory> shared, alone;  // of the group, and of a group of one
+  std::unique_ptr<DeviceBuffer> x[kNumSets], w, product[kNumSets], output[kNumSets], wrong;
+  PeerWindow window{}, alone_window{};
+};
+
+// Holds all SMs of some devices but `num_free` of each, for as long as it lives.
+class HeldSms {
+ public:
+  HeldSms(const std::vector<int>& devices, int num_free) {
+    constexpr int kWholeSmBytes = 200 << 10;
+    // Everything that could wait for a running kernel comes before the first of them is started.
+    for (int device : devices) {
+      Held held{device, nullptr, nullptr, 0};
+      check_cuda(cudaSetDevice(device), "cudaSetDevice");
+      check_cuda(cudaHostAlloc(&held.words, 2 * sizeof(int),
+                               cudaHostAllocMapped | cudaHostAllocPortable),
+                 "allocating a test word");
+      held.words[0] = held.words[1] = 0;
+      check_cuda(cudaDeviceGetAttribute(&held.num_ctas, cudaDevAttrMultiProcessorCount, device),
+                 "asking for the number of SMs");
+      held.num_ctas -= num_free;
+      check_cuda(cudaFuncSetAttribute(hold_sms, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kWholeSmBytes),
+                 "loading the holding kernel");
+      check_cuda(cudaStreamCreateWithFlags(&held.stream, cudaStreamNonBlocking),
+                 "creating a stream");
+      check_cuda(cudaDeviceSynchronize(), "preparing to hold SMs");
+      held_.push_back(held);
+    }
+    for (Held& held : held_) {
+      check_cuda(cudaSetDevice(held.device), "cudaSetDevice");
+      hold_sms<<<held.num_ctas, 32, kWholeSmBytes, held.stream>>>(held.words, held.words + 1,
+                                                                  uint64_t{20000000000});
+      check_cuda(cudaGetLastError(), "holding SMs");
+      const auto start = std::chrono::steady_clock::now();
+      while (*const_cast<volatile int*>(held.words) < held.num_ctas) {
+        if (std::chrono::steady_clock::now() - start > std::chrono::seconds(10)) {
+          throw std::runtime_error("the holding kernel did not become resident");
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+
+  // Throws if a holding kernel has ended by itself: then the calls under test had all SMs.
+  void check_still_held() const {
+    for (const Held& held : held_) {
+      if (cudaStreamQuery(held.stream) != cudaErrorNotReady) {
+        throw std::runtime_error("the SMs were not held to the end");
+      }
+    }
+  }
+
+  ~HeldSms() {
+    for (Held& held : held_) *const_cast<volatile int*>(held.words + 1) = 1;
+    for (Held& held : held_) {
+      cudaSetDevice(held.device);
+      cudaStreamSynchronize(held.stream);
+      cudaStreamDestroy(held.stream);
+      cudaFreeHost(held.words);
+    }
+  }
+
+ private:
+  struct Held {
+    int device;
+    int* words;  // arrived, go
+    cudaStream_t stream;
+    int num_ctas;
+  };
+  std::vector<Held> held_;
+};
+
+template <class Element>
+class VirtualRanks {
+ public:
+  explicit VirtualRanks(const VirtualRanksRequest& request)
+      : request_(request),
+        x_size_(request.m * request.k_local),
+        w_size_(request.k_local * request.n),
+        output_size_(request.m * request.n),
+        ranks_(request.num_ranks) {
+    for (int r = 0; r < request_.num_ranks; r++) set_up(r);
+    for (Rank& rank : ranks_) {
+      rank.window = window_of(rank, static_cast<int>(&rank - ranks_.data()), request_.num_ranks);
+      for (int peer = 0; peer < request_.num_ranks; peer++) {
+        rank.window.control[peer] = ranks_[peer].shared->control();
+        rank.window.slots[peer] = ranks_[peer].shared->slots();
+      }
+    }
+  }
+
+  ~VirtualRanks() {
+    for (Rank& rank : ranks_) {
+      cudaSetDevice(rank.device);
+      cudaStreamDestroy(rank.stream);
+      cudaEventDestroy(rank.begin);
+      cudaEventDestroy(rank.end);
+    }
+  }
+
+  VirtualRanksResult run() {
+    VirtualRanksResult result{};
+    make_products();
+    result.wrong_partials = take_wrong();
+    check_outputs(0);  // loads the checking kernel: a first launch may wait for running kernels
+    {
+      std::unique_ptr<HeldSms> held;
+      if (request_.resident_ctas > 0) {
+        held = std::make_unique<HeldSms>(used_devices(), request_.resident_ctas);
+      }
+      for (int call = 0; call < request_.num_calls; call++) {
+        enqueue(call, true);
+        // The outputs of a set are checked before the set is used again.
+        if (call % kNumSets == kNumSets - 1) check_outputs(kNumSets);
+      }
+      check_outputs(request_.num_calls % kNumSets);
+      if (held != nullptr) held->check_still_held();
+    }
+    result.wrong_elements = take_wrong();
+    if (request_.num_timed_calls > 0) result.microseconds = time_calls();
+    return result;
+  }
+
+ private:
+  void set_up(int r) {
+    Rank& rank = ranks_[r];
+    rank.device = request_.devices[r % request_.devices.size()];
+    check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+    for (int peer : request_.devices) {
+      if (peer == rank.device) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+      if (error != cudaErrorPeerAccessAlreadyEnabled) check_cuda(error, "enabling peer access");
+      cudaGetLastError();
+    }
+    load_kernels();
+    check_cuda(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "creating a stream");
+    check_cuda(cudaEventCreate(&rank.begin), "creating an event");
+    check_cuda(cudaEventCreate(&rank.end), "creating an event");
+    const size_t slot_bytes = slot_bytes_per_group(workspace_limits());
+    rank.shared = std::make_unique<RankMemory>(slot_bytes);
+    rank.alone = std::make_unique<RankMemory>(slot_bytes);
+    rank.alone_window = window_of(rank, 0, 1);
+    rank.alone_window.failure = rank.alone->failure();
+    rank.alone_window.control[0] = rank.alone->control();
+    rank.alone_window.slots[0] = rank.alone->slots();
+    const auto buffer = [](size_t elements) {
+      return std::make_unique<DeviceBuffer>(elements * sizeof(Element));
+    };
+    rank.w = buffer(w_size_);
+    rank.wrong = std::make_unique<DeviceBuffer>(sizeof(unsigned long long));
+    check_cuda(cudaMemset(rank.wrong->as<void>(), 0, sizeof(unsigned long long)), "clearing");
+    fill_random<<<kBlocks, kThreads>>>(rank.w->as<Element>(), w_size_, request_.seed + 100 + r,
+                                       0.25f);
+    for (int set = 0; set < kNumSets; set++) {
+      rank.x[set] = buffer(x_size_);
+      rank.product[set] = buffer(output_size_);
+      rank.output[set] = buffer(output_size_);
+      fill_random<<<kBlocks, kThreads>>>(rank.x[set]->as<Element>(), x_size_,
+                                         request_.seed + 1000 * (set + 1) + r, 2.0f);
+    }
+    check_cuda(cudaDeviceSynchronize(), "filling the inputs");
+  }
+
+  PeerWindow window_of(const Rank& rank, int index, int num_ranks) const {
+    PeerWindow window{};
+    window.rank = index;
+    window.num_ranks = num_ranks;
+    window.parity_bytes = rank.shared->slot_bytes() / 2;
+    window.max_owned_tiles = rank.shared->max_owned_tiles();
+    window.failure = rank.shared->failure();
+    window.deadline_ns = static_cast<uint64_t>(request_.deadline_seconds * 1e9);
+    return window;
+  }
+
+  std::vector<int> used_devices() const {
+    std::vector<int> devices;
+    for (const Rank& rank : ranks_) {
+      if (std::find(devices.begin(), devices.end(), rank.device) == devices.end()) {
+        devices.push_back(rank.device);
+      }
+    }
+    return devices;
+  }
+
+  Operands operands(const Rank& rank, int set, Element* output) const {
+    return {rank.x[set]->as<void>(), rank.w->as<void>(), output, request_.dtype,
+            request_.m,              request_.n,         request_.k_local};
+  }
+
+  // Each rank's own product, by the same kernel in a group of one: exactly what it pushes.
+  void make_products() {
+    Schedule schedule = request_.schedule;
+    schedule.num_comm_ctas = 0;
+    constexpr int kNumSamples = 1024;
+    const double unit_roundoff = std::is_same_v<Element, __half> ? 0x1p-11 : 0x1p-8;
+    for (Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      for (int set = 0; set < kNumSets; set++) {
+        auto* product = rank.product[set]->template as<Element>();
+        launch_matmul_allreduce(operands(rank, set, product), schedule, rank.alone_window,
+                                request_.num_ctas, rank.stream);
+        check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
+            rank.x[set]->template as<Element>(), rank.w->template as<Element>(), product, request_.m,
+            request_.n, request_.k_local, unit_roundoff,
+            rank.wrong->template as<unsigned long long>());
+      }
+    }
+    synchronize();
+  }
+
+  void enqueue(int call, bool poison) {
+    const int set = call % kNumSets;
+    for (int r = 0; r < request_.num_ranks; r++) {
+      if (r == request_.missing_rank) continue;
+      Rank& rank = ranks_[r];
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      auto* output = rank.output[set]->template as<Element>();
+      // On the rank's own stream right before the launch: a peer that stored before this rank was
+      // ready would lose its data.
+      if (poison) {
+        check_cuda(cudaMemsetAsync(output, 0xff, output_size_ * sizeof(Element), rank.stream),
+                   "poisoning an output");
+      }
+      if (request_.late_ms > 0 && r == request_.num_ranks - 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(request_.late_ms));
+      }
+      launch_matmul_allreduce(operands(rank, set, output), request_.schedule, rank.window,
+                              request_.num_ctas, rank.stream);
+    }
+  }
+
+  // Compares the outputs of the first `num_sets` sets, on every rank.
+  void check_outputs(int num_sets) {
+    synchronize();
+    for (Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      cudaFuncAttributes attributes{};
+      check_cuda(cudaFuncGetAttributes(&attributes, check_sum<Element>), "loading a kernel");
+      for (int set = 0; set < num_sets; set++) {
+        Partials<Element> partials{};
+        for (int r = 0; r < request_.num_ranks; r++) {
+          partials.product[r] = ranks_[r].product[set]->template as<Element>();
+        }
+        check_sum<<<kBlocks, kThreads, 0, rank.stream>>>(
+            partials, request_.num_ranks, rank.output[set]->template as<uint16_t>(), output_size_,
+            rank.wrong->template as<unsigned long long>());
+      }
+    }
+    synchronize();
+  }
+
+  double time_calls() {
+    for (int call = -3; call < request_.num_timed_calls; call++) {
+      if (call == 0) {
+        for (Rank& rank : ranks_) {
+          check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+          check_cuda(cudaEventRecord(rank.begin, rank.stream), "recording an event");
+        }
+      }
+      enqueue(call + 3, false);
+    }
+    float slowest = 0;
+    for (Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      check_cuda(cudaEventRecord(rank.end, rank.stream), "recording an event");
+    }
+    synchronize();
+    for (Rank& rank : ranks_) {
+      float milliseconds = 0;
+      check_cuda(cudaEventElapsedTime(&milliseconds, rank.begin, rank.end), "reading an event");
+      slowest = std::max(slowest, milliseconds);
+    }
+    return slowest * 1e3 / request_.num_timed_calls;
+  }
+
+  void synchronize() {
+    for (Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      const cudaError_t error = cudaStreamSynchronize(rank.stream);
+      if (error != cudaSuccess) {
+        for (const Rank& other : ranks_) {
+          const std::string message = describe(*other.shared->failure());
+          if (!message.empty()) throw std::runtime_error(message);
+        }
+      }
+      check_cuda(error, "running the kernels");
+    }
+  }
+
+  int64_t take_wrong() {
+    int64_t total = 0;
+    for (Rank& rank : ranks_) {
+      unsigned long long wrong = 0;
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      check_cuda(cudaMemcpy(&wrong, rank.wrong->template as<void>(), sizeof(wrong),
+                            cudaMemcpyDeviceToHost),
+                 "reading a count");
+      check_cuda(cudaMemset(rank.wrong->template as<void>(), 0, sizeof(wrong)), "clearing");
+      total += wrong;
+    }
+    return total;
+  }
+
+  const VirtualRanksRequest& request_;
+  size_t x_size_, w_size_, output_size_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace
+
+VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
+  if (request.num_ranks < 1 || request.num_ranks > kMaxRanks || request.devices.empty()) {
+    throw InvalidCall("num_ranks=" + std::to_string(request.num_ranks) +
+                      ": must be in 1..8, on at least one device");
+  }
+  if (request.dtype == Dtype::kFloat16) return VirtualRanks<__half>(request).run();
+  return VirtualRanks<__nv_bfloat16>(request).run();
+}
+
+}  // namespace entwine

@@ -1,0 +1,158 @@
+#include "cuda_bindings.h"
+
+#include <cuda_runtime_api.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "driver/virtual_ranks.h"
+#include "handlers/matmul_allreduce.h"
+#include "launch/launch.h"
+#include "peer/workspace.h"
+
+namespace nb = nanobind;
+
+namespace entwine {
+namespace {
+
+nb::capsule handler(XLA_FFI_Error* (*function)(XLA_FFI_CallFrame*)) {
+  return nb::capsule(reinterpret_cast<void*>(function));
+}
+
+nb::dict registrations() {
+  nb::dict stages;
+  stages["prepare"] = handler(matmul_allreduce_prepare);
+  stages["initialize"] = handler(matmul_allreduce_initialize);
+  stages["execute"] = handler(matmul_allreduce_execute);
+  nb::dict targets;
+  targets["entwine_jax.matmul_allreduce.v1"] = stages;
+  return targets;
+}
+
+int driver_version() {
+  int version = 0;
+  check_cuda(cudaDriverGetVersion(&version), "asking for the driver");
+  return version;
+}
+
+nb::list probe_devices() {
+  int num_devices = 0, current = 0;
+  check_cuda(cudaGetDeviceCount(&num_devices), "counting the GPUs");
+  if (num_devices > 0) check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+  nb::list devices;
+  for (int ordinal = 0; ordinal < num_devices; ordinal++) {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking for a GPU's properties");
+    nb::list peer_access;
+    for (int peer = 0; peer < num_devices; peer++) {
+      int can = peer == ordinal;
+      if (!can) check_cuda(cudaDeviceCanAccessPeer(&can, ordinal, peer), "asking for peer access");
+      peer_access.append(can != 0);
+    }
+    nb::dict device;
+    device["ordinal"] = ordinal;
+    device["name"] = std::string(properties.name);
+    device["compute_capability"] = nb::make_tuple(properties.major, properties.minor);
+    device["num_sms"] = properties.multiProcessorCount;
+    size_t free_bytes = 0, total_bytes = 0;
+    check_cuda(cudaSetDevice(ordinal), "cudaSetDevice");
+    check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for a GPU's free memory");
+    device["free_bytes"] = free_bytes;
+    device["total_bytes"] = total_bytes;
+    device["peer_access"] = peer_access;
+    devices.append(device);
+  }
+  if (num_devices > 0) check_cuda(cudaSetDevice(current), "cudaSetDevice");
+  return devices;
+}
+
+nb::list reports() {
+  nb::list list;
+  for (const WorkspaceInfo& info : workspace_report()) {
+    nb::dict entry;
+    entry["device"] = info.device;
+    entry["rank"] = info.rank;
+    entry["num_ranks"] = info.num_ranks;
+    entry["slot_bytes"] = info.slot_bytes;
+    entry["control_bytes"] = info.control_bytes;
+    list.append(entry);
+  }
+  return list;
+}
+
+Dtype dtype_of(const std::string& name) {
+  if (name == "bfloat16") return Dtype::kBfloat16;
+  if (name == "float16") return Dtype::kFloat16;
+  throw InvalidCall("dtype=" + name + ": must be bfloat16 or float16");
+}
+
+nb::dict virtual_ranks(int64_t m, int64_t n, int64_t k_local, int num_ranks,
+                       std::vector<int> devices, const std::string& dtype, nb::dict schedule,
+                       int num_ctas, int resident_ctas, int num_calls, int num_timed_calls,
+                       int late_ms, int missing_rank, uint64_t seed, double deadline_seconds) {
+  const auto field = [&](const char* name) { return nb::cast<int64_t>(schedule[name]); };
+  const VirtualRanksRequest request{
+      .m = m,
+      .n = n,
+      .k_local = k_local,
+      .num_ranks = num_ranks,
+      .devices = std::move(devices),
+      .dtype = dtype_of(dtype),
+      .schedule = {field("tile_m"), field("tile_n"), field("num_comm_ctas"),
+                   field("num_spare_warps"), field("raster"), field("push_spread"),
+                   field("rows_per_launch")},
+      .num_ctas = num_ctas,
+      .resident_ctas = resident_ctas,
+      .num_calls = num_calls,
+      .num_timed_calls = num_timed_calls,
+      .late_ms = late_ms,
+      .missing_rank = missing_rank,
+      .seed = seed,
+      .deadline_seconds = deadline_seconds,
+  };
+  VirtualRanksResult result;
+  {
+    const nb::gil_scoped_release release;
+    result = run_virtual_ranks(request);
+  }
+  nb::dict out;
+  out["wrong_elements"] = result.wrong_elements;
+  out["wrong_partials"] = result.wrong_partials;
+  out["microseconds"] = result.microseconds;
+  return out;
+}
+
+}  // namespace
+
+void bind_cuda(nb::module_& m) {
+  m.def("registrations", registrations,
+        nb::sig("def registrations() -> dict[str, dict[str, object]]"),
+        "Custom call targets: name -> stage -> handler.");
+  m.def("driver_version", driver_version, "The CUDA version of the driver, e.g. 13000; 0 if none.");
+  m.def("probe_devices", probe_devices,
+        nb::sig("def probe_devices() -> list[dict[str, object]]"),
+        "The GPUs and which of them reach each other. RuntimeError with CUDA's words if it fails.");
+  m.def(
+      "configure",
+      [](double deadline_seconds, size_t workspace_bytes) {
+        configure_workspaces({deadline_seconds, workspace_bytes});
+      },
+      nb::arg("deadline_seconds"), nb::arg("workspace_bytes"),
+      "Limits of the workspaces that are made afterwards.");
+  m.def("workspace_report", reports,
+        nb::sig("def workspace_report() -> list[dict[str, int]]"));
+  m.def("release_workspaces", release_workspaces, nb::call_guard<nb::gil_scoped_release>());
+  m.def("last_failure", last_failure, "What the first wait past its deadline said; '' if none.");
+  m.def("run_virtual_ranks", virtual_ranks, nb::arg("m"), nb::arg("n"), nb::arg("k_local"),
+        nb::arg("num_ranks"), nb::arg("devices"), nb::arg("dtype"), nb::arg("schedule"),
+        nb::arg("num_ctas"), nb::arg("resident_ctas") = 0, nb::arg("num_calls") = 6,
+        nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0, nb::arg("missing_rank") = -1,
+        nb::arg("seed") = 0, nb::arg("deadline_seconds") = 10.0,
+        nb::sig("def run_virtual_ranks(m: int, n: int, k_local: int, num_ranks: int, "
+                "devices: list[int], dtype: str, schedule: dict[str, int], num_ctas: int, "
+                "resident_ctas: int = 0, num_calls: int = 6, num_timed_calls: int = 0, "
+                "late_ms: int = 0, missing_rank: int = -1, seed: int = 0, "
+                "deadline_seconds: float = 10.0) -> dict[str, float]"),
+        "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
+}
+
+}  // namespace entwine

@@ -1,0 +1,118 @@
+// The fused kernel: one persistent launch per GPU and call. Gives every warp its role.
+//
+// Progress does not depend on how many CTAs are resident: roles are dealt by arrival and work by
+// counters, there is no barrier across the grid, and whoever waits, waits only for work that a resident
+// CTA is already doing or that a peer's kernel does without waiting for this one.
+#pragma once
+
+#include "kernels/comm.cuh"
+#include "kernels/gemm.cuh"
+
+namespace entwine {
+
+// One thread of each CTA. The first CTA to arrive always computes; only then do communication CTAs
+// take their role, so tiles are made however few CTAs there are.
+template <class Config>
+__device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
+                                          SharedStorage<Config>& shared) {
+  ControlBlock* control = params.window.control[params.window.rank];
+  bool communicates = false;
+  if (params.num_comm_ctas > 0) {
+    const int arrival = atomicAdd(&control->next_cta, 1u);
+    communicates = arrival >= 1 && arrival <= params.num_comm_ctas;
+  }
+  // Both are under way before either is used.
+  const uint32_t last_epoch = ptx::load_relaxed_gpu(&control->epoch);
+  const int first_tile = communicates ? -1 : claim_tile(params);
+  constexpr int kTeamWarps = Config::kTeamThreads / 32;
+  for (int i = 0; i < Config::kNumTeams; i++) {
+    ptx::mbarrier_init(&shared.buffer_full[i], kTeamWarps);
+    ptx::mbarrier_init(&shared.buffer_empty[i], 1);
+    ptx::mbarrier_init(&shared.mainloop_turn[i], kTeamWarps);
+  }
+  for (int i = 0; i < kWorkRing; i++) {
+    ptx::mbarrier_init(&shared.work_full[i], 1);
+    ptx::mbarrier_init(&shared.work_empty[i], kTeamWarps + 1);  // a team and the push warp
+  }
+  Config::Mainloop::prefetch_tma_descriptors(params.mainloop);
+  cutlass::arch::fence_barrier_init();
+  shared.num_units_stored = 0;
+  shared.epoch = last_epoch + 1;
+  shared.first_tile = first_tile;
+}
+
+// Tells every rank how much this CTA has stored there. The last CTA of the rank waits until the rank's
+// own output is complete, and prepares the counters for the next launch.
+//
+// Why two parities of slots are enough: a rank ends epoch e + 1 only when every tile has arrived there,
+// hence when every rank has pushed its partial of at least one tile in e + 1, hence when every rank has
+// ended e. So whoever pushes in e + 2 finds the slots of e, which have the same parity, read. The same
+// holds for the words of ReadyWord and for the single set of tile_ready flags.
+template <class Config>
+__device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
+                                           SharedStorage<Config>& shared) {
+  const PeerWindow& window = params.window;
+  ControlBlock* control = window.control[window.rank];
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  // Cumulative over the barrier above: the stores of all warps of this CTA come before the counts.
+  ptx::fence_system();
+  if (shared.num_units_stored != 0) {
+    for (int peer = 0; peer < window.num_ranks; peer++) {
+      ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
+    }
+  }
+  if (atomicAdd(&control->exited, 1u) + 1 < gridDim.x) return;
+  const uint64_t expected =
+      control->arrived_base +
+      static_cast<uint64_t>(params.num_tiles_m) * params.num_tiles_n * Config::kUnitsPerTile;
+  wait_arrived(window, expected);
+  control->arrived_base = expected;
+  control->next_tile = control->next_unit = control->next_cta = control->exited = 0;
+  control->epoch = shared.epoch;
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kNumThreads, 1)
+    fused_kernel(const __grid_constant__ FusedParams<Config> params) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_memory);
+  using Pipeline = typename Config::Pipeline;
+  const int warp = cutlass::canonical_warp_idx_sync();
+  const int warpgroup = cutlass::canonical_warp_group_idx();
+
+  if (threadIdx.x == 0) start_cta(params, shared);
+  typename Pipeline::Params pipeline_params;
+  pipeline_params.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer
+                                        : Pipeline::ThreadCategory::Consumer;
+  pipeline_params.is_leader = threadIdx.x % cutlass::NumThreadsPerWarpGroup == 0;
+  pipeline_params.num_consumers = Config::kTeamThreads;
+  pipeline_params.num_producers = 1;
+  pipeline_params.transaction_bytes = params.mainloop.tma_transaction_bytes;
+  Pipeline pipeline(shared.pipeline, pipeline_params, typename Config::ClusterShape{});
+  __syncthreads();
+
+  // Tile 0 is claimed once per launch; a warp that has nothing to do yet, a lane per peer.
+  if (shared.first_tile == 0 && warp == 3 && threadIdx.x % 32 < params.window.num_ranks) {
+    set_ready(params.window, threadIdx.x % 32, params.output, shared.epoch);
+  }
+
+  if (shared.first_tile < 0) {
+    reduce_role<Config, 4>(params, shared);
+  } else if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<Config::kAuxiliaryRegisters>();
+    if (warp == 0) {
+      load_role(params, shared, pipeline);
+    } else if (warp == 1) {
+      push_role(params, shared);
+    }
+    if (warp < 2 + params.num_spare_warps) reduce_role<Config, 2>(params, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Config::kMathRegisters>();
+    math_role(params, shared, pipeline);
+    reduce_role<Config, 4>(params, shared);
+  }
+  finish_cta(params, shared);
+}
+
+}  // namespace entwine

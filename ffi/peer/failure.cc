@@ -1,0 +1,34 @@
+#include "peer/failure.h"
+
+#include <atomic>
+
+namespace entwine {
+
+std::string describe(const WaitFailure& failure) {
+  const auto kind =
+      std::atomic_ref(const_cast<uint32_t&>(failure.kind)).load(std::memory_order_acquire);
+  if (kind == kWaitNone) return "";
+  const std::string rank = "rank " + std::to_string(failure.rank);
+  const std::string peer = "rank " + std::to_string(failure.peer);
+  std::string what;
+  switch (kind) {
+    case kWaitTileReady:
+      what = "waited for the partial of tile " + std::to_string(failure.tile) + " from " + peer;
+      break;
+    case kWaitPeerReady:
+      what = "waited for " + peer + " to start the same call";
+      break;
+    case kWaitArrived:
+      what = "waited for its output to be complete";
+      break;
+    default:
+      what = "waited for a warp of its own";
+      break;
+  }
+  return "entwine_jax: " + rank + " " + what + " past the deadline (expected " +
+         std::to_string(failure.expected) + ", seen " + std::to_string(failure.seen) +
+         "). A rank did not arrive or arrived too late; the deadline is "
+         "ENTWINE_JAX_DEADLINE_SECONDS, and ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
+}
+
+}  // namespace entwine

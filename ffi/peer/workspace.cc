@@ -1,0 +1,186 @@
+#include "peer/workspace.h"
+
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+#include "launch/launch.h"
+#include "peer/failure.h"
+#include "peer/rank_memory.h"
+
+namespace entwine {
+namespace {
+
+struct Entry {
+  std::unique_ptr<RankMemory> memory;
+  Workspace workspace;
+};
+
+struct Registry {
+  std::mutex mutex;  // held for look-ups and insertions only, never across a launch or an exchange
+  WorkspaceLimits limits;
+  std::map<const void*, Entry> entries;
+};
+
+// Never destroyed: its memory is CUDA's, which may be gone when static objects are.
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+// What a rank tells the others.
+struct Introduction {
+  int64_t process;
+  int64_t device;
+  ControlBlock* control;  // null: this rank could not get its memory
+  unsigned char* slots;
+  size_t slot_bytes;
+};
+
+void enable_peer_access(int peer) {
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+  } else {
+    check_cuda(error, "enabling peer access to device " + std::to_string(peer));
+  }
+}
+
+std::unique_ptr<RankMemory> allocate(std::string& problem) {
+  try {
+    const WorkspaceLimits limits = workspace_limits();
+    const size_t slot_bytes = slot_bytes_per_group(limits);
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    size_t used = 0;
+    for (const WorkspaceInfo& info : workspace_report()) {
+      if (info.device == device) used += info.slot_bytes;
+    }
+    if (used + slot_bytes > limits.workspace_bytes) {
+      throw std::runtime_error("the workspaces of device " + std::to_string(device) +
+                               " have reached their limit of " +
+                               std::to_string(limits.workspace_bytes >> 20) + " MiB");
+    }
+    return std::make_unique<RankMemory>(slot_bytes);
+  } catch (const std::exception& error) {
+    problem = error.what();
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+size_t slot_bytes_per_group(const WorkspaceLimits& limits) {
+  constexpr size_t kGranularity = size_t{1} << 20;
+  return limits.workspace_bytes / 2 / kGranularity * kGranularity;
+}
+
+void configure_workspaces(const WorkspaceLimits& limits) {
+  const std::lock_guard lock(registry().mutex);
+  registry().limits = limits;
+}
+
+WorkspaceLimits workspace_limits() {
+  const std::lock_guard lock(registry().mutex);
+  return registry().limits;
+}
+
+const Workspace* find_workspace(const void* key) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().entries.find(key);
+  return found == registry().entries.end() ? nullptr : &found->second.workspace;
+}
+
+const Workspace& make_workspace(const void* key, Exchange& exchange) {
+  const int rank = exchange.rank(), num_ranks = exchange.num_ranks();
+  if (num_ranks > kMaxRanks) {
+    throw InvalidCall("num_ranks=" + std::to_string(num_ranks) + ": at most 8 are supported");
+  }
+  Entry entry;
+  std::string problem;
+  entry.memory = allocate(problem);
+
+  // A rank without memory still takes part, or the others would wait for it.
+  Introduction mine{getpid(), -1, nullptr, nullptr, 0};
+  if (entry.memory != nullptr) {
+    mine = {getpid(), entry.memory->device(), entry.memory->control(), entry.memory->slots(),
+            entry.memory->slot_bytes()};
+  }
+  Introduction all[kMaxRanks];
+  exchange.all_gather(&mine, all, sizeof(Introduction));
+
+  PeerWindow& window = entry.workspace.window;
+  window.rank = rank;
+  window.num_ranks = num_ranks;
+  for (int peer = 0; peer < num_ranks; peer++) {
+    const Introduction& other = all[peer];
+    const std::string name = "rank " + std::to_string(peer);
+    if (!problem.empty()) break;
+    if (other.control == nullptr) problem = name + " could not get its workspace";
+    if (other.process != mine.process) problem = name + " is in another process";
+    if (other.slot_bytes != mine.slot_bytes) problem = name + " has a workspace of another size";
+    window.control[peer] = other.control;
+    window.slots[peer] = other.slots;
+    if (problem.empty() && other.device != mine.device) {
+      try {
+        enable_peer_access(static_cast<int>(other.device));
+      } catch (const std::exception& error) {
+        problem = error.what();
+      }
+    }
+  }
+  // All or none: a rank that went on alone would wait for the others in its kernel.
+  int64_t bad = problem.empty() ? 0 : 1, bads[kMaxRanks];
+  exchange.all_gather(&bad, bads, sizeof(bad));
+  for (int peer = 0; peer < num_ranks && problem.empty(); peer++) {
+    if (bads[peer] != 0) problem = "rank " + std::to_string(peer) + " could not be set up";
+  }
+  if (!problem.empty()) {
+    throw std::runtime_error("entwine_jax: no workspace for rank " + std::to_string(rank) + ": " +
+                             problem + ". ENTWINE_JAX_DISABLE=1 runs everything as plain lax.");
+  }
+
+  window.parity_bytes = entry.memory->slot_bytes() / 2;
+  window.max_owned_tiles = entry.memory->max_owned_tiles();
+  window.failure = entry.memory->failure();
+  window.deadline_ns = static_cast<uint64_t>(workspace_limits().deadline_seconds * 1e9);
+  check_cuda(cudaDeviceGetAttribute(&entry.workspace.num_sms, cudaDevAttrMultiProcessorCount,
+                                    entry.memory->device()),
+             "asking for the number of SMs");
+  const std::lock_guard lock(registry().mutex);
+  return registry().entries.insert_or_assign(key, std::move(entry)).first->second.workspace;
+}
+
+std::vector<WorkspaceInfo> workspace_report() {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<WorkspaceInfo> report;
+  for (const auto& [key, entry] : registry().entries) {
+    report.push_back({entry.memory->device(), entry.workspace.window.rank,
+                      entry.workspace.window.num_ranks, entry.memory->slot_bytes(),
+                      entry.memory->control_bytes()});
+  }
+  return report;
+}
+
+std::string last_failure() {
+  const std::lock_guard lock(registry().mutex);
+  for (const auto& [key, entry] : registry().entries) {
+    const std::string message = describe(*entry.memory->failure());
+    if (!message.empty()) return message;
+  }
+  return "";
+}
+
+void release_workspaces() {
+  const std::lock_guard lock(registry().mutex);
+  for (const auto& [key, entry] : registry().entries) {
+    if (cudaSetDevice(entry.memory->device()) == cudaSuccess) cudaDeviceSynchronize();
+  }
+  registry().entries.clear();
+}
+
+}  // namespace entwine

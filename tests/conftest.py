@@ -1,0 +1,42 @@
+import os
+
+import pytest
+
+NUM_VIRTUAL_DEVICES = 4
+
+
+def pytest_configure(config):
+    """Gives JAX virtual CPU devices before it starts, unless GPU tests were asked for."""
+    if config.option.markexpr == "not gpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        flag = f"--xla_force_host_platform_device_count={NUM_VIRTUAL_DEVICES}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+    import jax
+
+    # Silent promotions hide what the op does with dtypes and ranks.
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def _gpus_where_asked_for(request):
+    """Fails a test marked `gpu` (never skips it) where the fused kernel cannot run.
+
+    `@pytest.mark.gpu(num_gpus=1)` asks for one GPU; the default is two.
+    """
+    marker = request.node.get_closest_marker("gpu")
+    if marker is None:
+        return
+    from entwine_jax import runtime
+
+    reason = runtime.why_unavailable(marker.kwargs.get("num_gpus", 2))
+    if reason is not None:
+        pytest.fail(f"GPU tests were asked for, but {reason}", pytrace=False)
+
+
+@pytest.fixture
+def fused_lowering(monkeypatch):
+    """Lowers as if this machine could run the fused kernel."""
+    from entwine_jax import runtime
+
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)

@@ -1,0 +1,42 @@
+"""Sharded calls that the tests share: meshes, random operands, and the op inside shard_map."""
+
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import entwine_jax
+
+
+def make_mesh(shape=(4,), names=("tp",), axis_type=AxisType.Auto):
+    num_devices = int(np.prod(shape))
+    return jax.make_mesh(
+        shape, names, axis_types=(axis_type,) * len(shape), devices=jax.devices()[:num_devices]
+    )
+
+
+def random_operands(m, k, n, dtype=np.float32, leading=(), seed=0):
+    """x [..., m, k] and w [k, n], global."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((*leading, m, k)).astype(dtype)
+    w = rng.standard_normal((k, n)).astype(dtype)
+    return jax.numpy.asarray(x), jax.numpy.asarray(w)
+
+
+def row_parallel(mesh, axis_name="tp", *, op=None, x_ndim=2, check_vma=True, **options):
+    """The op on x with its last axis sharded and w with its first; the result is replicated."""
+    op = op or entwine_jax.matmul_allreduce
+    return jax.shard_map(
+        partial(op, axis_name=axis_name, **options),
+        mesh=mesh,
+        in_specs=(P(*[None] * (x_ndim - 1), axis_name), P(axis_name)),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+
+
+def exact(x, w):
+    """x @ w in float64."""
+    return np.asarray(x, np.float64) @ np.asarray(w, np.float64)

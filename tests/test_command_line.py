@@ -1,0 +1,46 @@
+import pytest
+
+from entwine_jax import __main__ as command_line
+from entwine_jax import runtime
+from entwine_jax.runtime import Check
+
+
+def test_doctor_names_what_is_missing_and_what_helps(monkeypatch, capsys):
+    found = [Check("driver", "none", False, "Install one."), Check("switch", "on", True)]
+    monkeypatch.setattr(runtime, "checks", lambda num_ranks: iter(found))
+    assert command_line.main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "STOP driver: none" in printed
+    assert "-> Install one." in printed
+    assert "ok   switch: on" in printed
+    assert "plain lax" in printed
+
+
+def test_doctor_is_content_where_all_holds(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "checks", lambda num_ranks: iter([Check("switch", "on", True)]))
+    assert command_line.main(["doctor", "--ranks", "4"]) == 0
+    assert "can run here" in capsys.readouterr().out
+
+
+def test_doctor_runs_here():
+    assert command_line.main(["doctor"]) in (0, 1)
+
+
+def test_explain(capsys):
+    assert command_line.main(["explain", "--m=8192", "--n=8192", "--k=8192", "--ranks=2"]) == 0
+    assert "because" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["nope"], ["doctor", "--nope"]])
+def test_wrong_usage(argv, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command_line.main(argv)
+    assert stop.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in command_line.COMMANDS)

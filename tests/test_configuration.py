@@ -1,0 +1,54 @@
+import dataclasses
+
+import pytest
+
+from entwine_jax import configuration
+from entwine_jax.configuration import Configuration, from_environment
+
+
+def test_defaults():
+    assert from_environment({}) == Configuration(False, 10.0, 512)
+    assert Configuration().workspace_bytes == 512 * 2**20
+
+
+def test_every_variable():
+    environ = {
+        "ENTWINE_JAX_DISABLE": "1",
+        "ENTWINE_JAX_DEADLINE_SECONDS": "2.5",
+        "ENTWINE_JAX_WORKSPACE_MIB": "64",
+    }
+    assert from_environment(environ) == Configuration(True, 2.5, 64)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "rule"),
+    [
+        ("ENTWINE_JAX_DISABLE", "yes", "0 or 1"),
+        ("ENTWINE_JAX_DEADLINE_SECONDS", "soon", "a number of seconds above 0"),
+        ("ENTWINE_JAX_DEADLINE_SECONDS", "0", "a number of seconds above 0"),
+        ("ENTWINE_JAX_DEADLINE_SECONDS", "nan", "a number of seconds above 0"),
+        ("ENTWINE_JAX_WORKSPACE_MIB", "1.5", "a whole number of MiB"),
+        ("ENTWINE_JAX_WORKSPACE_MIB", "-1", "a whole number of MiB"),
+    ],
+)
+def test_message_names_variable_value_and_rule(variable, text, rule):
+    with pytest.raises(ValueError, match=f"{variable} must be {rule}.*, but it is '{text}'"):
+        from_environment({variable: text})
+
+
+def test_configure_overrides_the_environment(monkeypatch):
+    monkeypatch.setattr(configuration, "_overridden", None)
+    before = configuration.current()
+    configuration.configure(deadline_seconds=3.0)
+    assert configuration.current() == dataclasses.replace(before, deadline_seconds=3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"workspace_mib": 0}, ValueError), ({"disabled": 1}, TypeError), ({"nope": 1}, TypeError)],
+)
+def test_configure_rejects(monkeypatch, changes, error):
+    monkeypatch.setattr(configuration, "_overridden", None)
+    with pytest.raises(error):
+        configuration.configure(**changes)
+    assert configuration._overridden is None

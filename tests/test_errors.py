@@ -1,0 +1,97 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from sharded import make_mesh
+
+import entwine_jax
+
+
+def call(x, w, axis_name="tp", **options):
+    """Traces the op on local shards, given as shapes or as they are; nothing is compiled."""
+
+    def local():
+        operands = [jnp.zeros(v, jnp.float32) if isinstance(v, tuple) else v for v in (x, w)]
+        entwine_jax.matmul_allreduce(*operands, axis_name, **options)
+        return jnp.zeros(())
+
+    jax.eval_shape(jax.shard_map(local, mesh=make_mesh(), in_specs=(), out_specs=P()))
+
+
+sizes = st.integers(1, 9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(m=sizes, k=sizes, n=sizes, other_k=sizes, leading=st.lists(sizes, max_size=2))
+def test_contracted_sizes_must_agree(m, k, n, other_k, leading):
+    x, w = (*leading, m, k), (other_k, n)
+    if k == other_k:
+        call(x, w)
+        return
+    with pytest.raises(ValueError, match=re.escape(f"x has shape {x} and w has shape {w}")):
+        call(x, w)
+
+
+@settings(max_examples=20, deadline=None)
+@given(x=st.lists(sizes, max_size=4), w=st.lists(sizes, max_size=4))
+def test_number_of_dimensions(x, w):
+    x, w = tuple(x), tuple(w)
+    if len(x) < 2:
+        rule = "x must have at least 2 dimensions"
+    elif len(w) != 2:
+        rule = "w must have 2 dimensions"
+    else:
+        return
+    with pytest.raises(ValueError, match=rule):
+        call(x, w)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "message"),
+    [
+        ([[1.0]], (1, 1), "x must be an array, but it is of type list"),
+        ((1, 1), None, "w must be an array, but it is of type NoneType"),
+        ((1, 1), np.ones((1, 1), bool), "w must have a numeric dtype, but it has dtype bool"),
+        (np.full((1, 1), "a"), (1, 1), "x must have a numeric dtype"),
+    ],
+)
+def test_operands_must_be_numeric_arrays(x, w, message):
+    with pytest.raises(TypeError, match=message):
+        call(x, w)
+
+
+@pytest.mark.parametrize(
+    ("axis_name", "message"),
+    [
+        ("nope", "'nope' of axis_name='nope' is not one"),
+        (("tp", "nope"), r"'nope' of axis_name=\('tp', 'nope'\)"),
+        (("tp", "tp"), "must name every mesh axis once"),
+        ((), "must name at least one mesh axis"),
+        (["tp", "nope"], "'nope' of axis_name"),
+    ],
+)
+def test_axis_name(axis_name, message):
+    with pytest.raises(ValueError, match=message):
+        call((2, 2), (2, 2), axis_name)
+
+
+def test_outside_shard_map():
+    x = jnp.ones((2, 2))
+    with pytest.raises(ValueError, match=r"surrounding jax\.shard_map"):
+        entwine_jax.matmul_allreduce(x, x, "tp")
+
+
+@pytest.mark.parametrize("schedule", ["auto", 3, {"tile_n": 128}])
+def test_schedule_must_be_a_schedule(schedule):
+    with pytest.raises(TypeError, match=r"schedule must be an entwine_jax\.Schedule or None"):
+        call((2, 2), (2, 2), schedule=schedule)
+
+
+def test_strict_promotion_is_left_to_jax():
+    with pytest.raises(jax.dtypes.TypePromotionError):
+        call(jnp.ones((2, 2), jnp.bfloat16), (2, 2))

@@ -1,0 +1,57 @@
+"""Explanations say what was chosen, why, what it was compared with and what was rejected."""
+
+import pytest
+
+import entwine_jax
+from entwine_jax.__main__ import main
+from entwine_jax.schedule import Problem, Schedule, explain, select_schedule
+
+
+def test_explains_a_fused_choice():
+    problem = Problem(m=4096, n=8192, k=28672, num_ranks=4)
+    explanation = explain(problem)
+    text = str(explanation)
+    assert explanation.decision.schedule == select_schedule(problem)
+    for part in ("m=4096", "bound", str(select_schedule(problem)), "matmul", "drain", "next best"):
+        assert part in text
+    assert explanation.chosen.schedule not in [p.schedule for p in explanation.next_best]
+
+
+def test_explains_a_fallback_with_what_fusing_would_cost():
+    text = str(explain(Problem(m=64, n=8192, k=28672, num_ranks=4)))
+    assert "chosen    lax" in text
+    assert "fewer than 256 rows" in text
+    assert "next best" in text
+
+
+def test_gives_the_reason_of_rejected_schedules():
+    text = str(explain(Problem(m=4096, n=8190, k=28672, num_ranks=4)))
+    assert "rejected  14 schedules: n = 8190: must be a multiple of 8" in text
+
+
+def test_explains_an_override():
+    explanation = explain(
+        Problem(m=4096, n=8192, k=28672, num_ranks=4), override=Schedule(num_comm_ctas=8)
+    )
+    assert explanation.decision.schedule.num_comm_ctas == 8
+    assert "the schedule was given" in str(explanation)
+
+
+def test_is_public():
+    assert entwine_jax.explain is explain
+
+
+def test_command_prints_the_explanation(capsys):
+    sizes = ["--m", "4096", "--n", "8192", "--k", "28672", "--ranks", "4"]
+    assert main(["explain", "--op", "ar", *sizes]) == 0
+    expected = str(explain(Problem(m=4096, n=8192, k=28672, num_ranks=4)))
+    assert capsys.readouterr().out == expected + "\n"
+    assert main(["explain", *sizes, "--schedule", "tile_n=128,num_comm_ctas=4"]) == 0
+    assert "tile 128x128, comm CTAs 4" in capsys.readouterr().out
+
+
+def test_command_refuses_wrong_arguments(capsys):
+    assert main(["explain", "--m", "1", "--n", "8", "--k", "9", "--ranks", "2"]) == 2
+    assert "must be a multiple of num_ranks = 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["explain", "--m", "1", "--n", "8", "--k", "8", "--ranks", "2", "--schedule", "x=1"])

@@ -1,0 +1,84 @@
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import entwine_jax
+from entwine_jax import _ffi
+
+MODULE = Path(_ffi.__file__)
+PACKAGE = Path(entwine_jax.__file__).parent
+
+CUOBJDUMP = shutil.which("cuobjdump") or next(
+    (str(p) for site in sys.path for p in Path(site).glob("nvidia/cu*/bin/cuobjdump")), None
+)
+
+needs_cuda_build = pytest.mark.skipif(
+    not _ffi.build_info()["cuda"], reason="built without CUDA: there is no device code to look at"
+)
+
+
+def output(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()
+    stub = MODULE.with_name("_ffi.pyi").read_text()
+    assert "def build_info() -> dict" in stub
+    assert "def tile_coordinates(" in stub
+
+
+def test_stable_abi():
+    assert MODULE.name == "_ffi.abi3.so"
+
+
+def test_versions_agree():
+    assert _ffi.build_info()["version"] == entwine_jax.__version__
+
+
+def test_public_names_exist():
+    for name in entwine_jax.__all__:
+        assert hasattr(entwine_jax, name)
+
+
+def test_import_without_the_compiled_module():
+    hidden = "import sys; sys.modules['entwine_jax._ffi'] = None; import entwine_jax as e; "
+    code = hidden + "assert 'not built' in e.why_unavailable(), e.why_unavailable()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
+def test_links_no_cuda_library():
+    needed = [
+        line for line in output("readelf", "-d", str(MODULE)).splitlines() if "NEEDED" in line
+    ]
+    assert needed
+    for library in ("libcuda", "libcudart", "libnccl", "libpython"):
+        assert not any(library in line for line in needed)
+
+
+@needs_cuda_build
+@pytest.mark.skipif(CUOBJDUMP is None, reason="cuobjdump is not installed")
+def test_device_code_is_for_sm_90a():
+    images = output(CUOBJDUMP, "--list-elf", str(MODULE)).splitlines()
+    assert images
+    assert all("sm_90a" in image for image in images)
+    # Machine code only: PTX would be compiled at load time, by a compiler that may not know it.
+    assert "sm_90a" not in output(CUOBJDUMP, "--list-ptx", str(MODULE))
+
+
+@needs_cuda_build
+def test_handlers_of_every_stage_are_registered():
+    handlers = _ffi.registrations()["entwine_jax.matmul_allreduce.v1"]
+    assert {"prepare", "initialize", "execute"} <= set(handlers)
+
+
+def test_no_import_of_tools_by_the_package():
+    """The package itself needs JAX and NumPy only; rich and matplotlib come with extras."""
+    code = "import sys, entwine_jax; assert not {'rich', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+    assert importlib.util.find_spec("jax") is not None

@@ -1,0 +1,40 @@
+"""The README's Python code runs, and its tables have the markers that the benchmark looks for."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from entwine_jax.bench.report import markers
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_code_runs():
+    pieces = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    assert pieces
+    flags = "--xla_force_host_platform_device_count=4"
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags,
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(pieces)], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_tables_have_their_markers():
+    for num_ranks in (2, 4):
+        begin, end = markers(num_ranks)
+        assert README.index(begin) < README.index(end)
+
+
+def test_fits_two_screens():
+    # Tables of measurements are counted by their two markers only.
+    table = r"(<!-- bench:[^>]*begin -->).*?(<!-- bench:[^>]*end -->)"
+    text = re.sub(table, r"\1\n\2", README, flags=re.DOTALL)
+    assert len(text.splitlines()) <= 130

@@ -1,0 +1,131 @@
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+import entwine_jax
+from entwine_jax import configuration, runtime
+
+GIB = 2**30
+
+
+def gpu(ordinal, **changes):
+    return {
+        "ordinal": ordinal,
+        "name": "NVIDIA H200",
+        "compute_capability": (9, 0),
+        "num_sms": 132,
+        "free_bytes": 30 * GIB,
+        "total_bytes": 140 * GIB,
+        "peer_access": [True, True],
+        **changes,
+    }
+
+
+class Ffi:
+    """A compiled module on a machine with two H200s, unless told otherwise."""
+
+    def __init__(self, *, version=entwine_jax.__version__, cuda=True, driver=13000, gpus=None):
+        self.info = {"version": version, "cuda": cuda, "nvcc": "13.0.88" if cuda else ""}
+        self.driver = driver
+        self.gpus = gpus or [gpu(0), gpu(1)]
+
+    def build_info(self):
+        return self.info
+
+    def driver_version(self):
+        return self.driver
+
+    def probe_devices(self):
+        if isinstance(self.gpus, Exception):
+            raise self.gpus
+        return self.gpus
+
+    def workspace_report(self):
+        return []
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretends to be a machine with GPUs; call it to change what is found."""
+    devices = [SimpleNamespace(device_kind="NVIDIA H200")] * 2
+
+    def pretend(ffi, num_processes=1):
+        monkeypatch.setattr(runtime, "load_ffi", lambda: ffi)
+        monkeypatch.setattr(jax, "local_devices", lambda backend=None: devices)
+        monkeypatch.setattr(jax, "process_count", lambda: num_processes)
+
+    pretend(Ffi())
+    return pretend
+
+
+@pytest.mark.usefixtures("machine")
+def test_available_on_two_h200():
+    assert runtime.why_unavailable() is None
+    assert entwine_jax.is_available(2)
+
+
+@pytest.mark.parametrize(
+    ("ffi", "reason"),
+    [
+        (None, "kernel library: entwine_jax._ffi is not built"),
+        (Ffi(version="0.0.9"), "entwine_jax._ffi is of version 0.0.9"),
+        (Ffi(cuda=False), "kernel library: built without CUDA"),
+        (Ffi(driver=12080), "driver: supports CUDA 12.8; built with 13.0.88"),
+        (Ffi(gpus=RuntimeError("CUDA error 999")), "GPU probe: CUDA error 999"),
+        (Ffi(gpus=[gpu(0)]), "number of GPUs: 1 found, 2 needed"),
+        (
+            Ffi(gpus=[gpu(0), gpu(1, name="NVIDIA A100-SXM4", compute_capability=(8, 0))]),
+            "GPU model: NVIDIA A100-SXM4 (sm_80)",
+        ),
+        (Ffi(gpus=[gpu(0), gpu(1, name="NVIDIA H100 NVL")]), "GPU model: NVIDIA H100 NVL (sm_90)"),
+        (
+            Ffi(gpus=[gpu(0, peer_access=[False, False]), gpu(1)]),
+            "peer access: missing between GPUs 0-1",
+        ),
+        (
+            Ffi(gpus=[gpu(0), gpu(1, free_bytes=2**28)]),
+            "workspace: 512 MiB a GPU wanted, 256 MiB free",
+        ),
+    ],
+)
+def test_reason(machine, ffi, reason):
+    machine(ffi)
+    said = runtime.why_unavailable(2)
+    assert said is not None
+    assert said.startswith(reason) or reason in said
+
+
+def test_too_few_gpus_for_the_group(machine):
+    machine(Ffi())
+    assert runtime.why_unavailable(4).startswith("number of GPUs: 2 found, 4 needed")
+
+
+def test_several_processes(machine):
+    machine(Ffi(), num_processes=2)
+    assert runtime.why_unavailable().startswith("processes: 2 JAX processes")
+
+
+@pytest.mark.usefixtures("machine")
+def test_switched_off(monkeypatch):
+    monkeypatch.setattr(configuration, "_overridden", configuration.Configuration(disabled=True))
+    assert runtime.why_unavailable().startswith("switch: the fused kernel is switched off")
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("version", [(0, 11, 1), (0, 13, 0)])
+def test_jax_out_of_range(monkeypatch, version):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    assert "Install jax>=0.11.2,<0.13" in runtime.why_unavailable()
+
+
+def test_every_failing_check_has_a_remedy(machine):
+    machine(None)
+    failing = [check for check in runtime.checks() if not check.holds]
+    assert failing
+    assert all(check.remedy for check in failing)
+
+
+def test_this_machine_has_no_cuda_device():
+    assert not entwine_jax.is_available()
+    assert "JAX CUDA plugin" in [check.topic for check in runtime.checks() if not check.holds]

@@ -1,0 +1,206 @@
+"""The selector: pure, within the workspace, near the measurements it was fitted to."""
+
+import ast
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import entwine_jax.schedule
+from entwine_jax.schedule import Problem, Schedule, select_schedule
+from entwine_jax.schedule.candidates import candidates, fit, rows_per_launch, slot_bytes
+from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
+from entwine_jax.schedule.select import DEFAULT_WORKSPACE_BYTES, decide
+
+WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
+
+# (num_ranks, m, n, k), then measured us on H200s: matmul and psum, fused with 128x256 tiles,
+# fused with 128x128 tiles. None where it was not measured.
+MEASURED = [
+    ((4, 8192, 8192, 28672), 1878, 1472, 1564),
+    ((4, 8192, 8192, 8192), 978, 614, 617),
+    ((4, 4096, 8192, 28672), 981, 771, 810),
+    ((4, 4096, 4096, 14336), 351, 224, 216),
+    ((4, 2048, 8192, 28672), 502, 407, 408),
+    ((4, 1024, 8192, 8192), 159, 105, 101),
+    ((4, 512, 8192, 28672), 152, 131, 121),
+    ((4, 64, 8192, 28672), 78, None, None),
+    ((2, 8192, 8192, 28672), 3166, 2814, None),
+    ((2, 8192, 8192, 8192), 1195, 882, 871),
+    ((2, 4096, 8192, 28672), None, 1431, None),
+    ((2, 4096, 4096, 14336), 471, 399, 368),
+    ((2, 2048, 8192, 28672), None, 733, 748),
+    ((2, 1024, 8192, 8192), None, 133, 124.5),
+    ((2, 512, 8192, 28672), 221, 205, 197.4),
+]
+
+PREDICTIONS = [
+    (case, schedule, measured)
+    for case, *times in MEASURED
+    for schedule, measured in zip((Schedule(fused=False), WIDE, NARROW), times, strict=True)
+    if measured is not None
+]
+
+
+def make_problem(num_ranks, m, n, k, **kwargs):
+    return Problem(m=m, n=n, k=k, num_ranks=num_ranks, **kwargs)
+
+
+@pytest.mark.parametrize(("case", "schedule", "measured_us"), PREDICTIONS)
+def test_prediction_is_near_the_measurement(case, schedule, measured_us):
+    predicted_us = predict(make_problem(*case), schedule).total_us
+    assert predicted_us == pytest.approx(measured_us, rel=0.1)
+
+
+@pytest.mark.parametrize(("case", "lax_us", "wide_us", "narrow_us"), MEASURED)
+def test_choice_is_within_two_percent_of_the_measured_best(case, lax_us, wide_us, narrow_us):
+    chosen = select_schedule(make_problem(*case))
+    if wide_us is None:
+        assert not chosen.fused
+        return
+    times = {256: wide_us, 128: narrow_us}
+    best_us = min(us for us in times.values() if us is not None)
+    found_us = times[chosen.tile_n]
+    # 4096,4096,14336 on two GPUs took 368 to 395 us with narrow tiles, so the table says little.
+    allowed = 0.09 if case == (2, 4096, 4096, 14336) else 0.02
+    assert found_us is not None
+    assert found_us <= best_us * (1 + allowed)
+
+
+def test_terms_follow_the_tables():
+    prediction = predict(make_problem(4, 512, 8192, 28672), WIDE)
+    # 128 tiles finish together: their pushes and forwarded sums take 35 us on four GPUs.
+    assert prediction.drain_us == pytest.approx(35, abs=0.5)
+    assert predict(make_problem(2, 512, 8192, 28672), WIDE).drain_us == pytest.approx(23, abs=0.5)
+    narrow = predict(make_problem(4, 512, 8192, 28672), NARROW)
+    assert narrow.drain_us == pytest.approx(35 / 2, abs=1)
+    assert prediction.latency_us == pytest.approx(8, abs=0.1)
+    assert prediction.limited_by == "matmul"
+    assert predict(make_problem(4, 8192, 8192, 8192), WIDE).limited_by == "link"
+
+
+def test_communication_ctas_cost_a_wave_only_past_the_spare_sms():
+    problem = make_problem(4, 2048, 8192, 28672)  # 512 tiles: four waves of 128
+    alone, four, eight = (
+        predict(problem, Schedule(num_comm_ctas=c, num_spare_warps=1)).matmul_us for c in (0, 4, 8)
+    )
+    assert alone == four
+    assert eight == pytest.approx(alone * 5 / 4)
+
+
+def test_same_problem_same_choice():
+    cases = itertools.product((2, 3, 4, 8), (1, 128, 300, 4096), (512, 8192), (2304, 24576))
+    for case in cases:
+        first, second = decide(make_problem(*case)), decide(make_problem(*case))
+        assert first == second
+        assert first.schedule == select_schedule(make_problem(*case))
+
+
+def test_choice_does_not_hang_on_the_process():
+    code = (
+        "from entwine_jax.schedule import Problem, select_schedule\n"
+        "print(select_schedule(Problem(m=4096, n=4096, k=14336, num_ranks=4)))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_modules_import_neither_jax_nor_the_rest_of_the_package():
+    folder = Path(entwine_jax.schedule.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                ours = name.startswith("entwine_jax.schedule")
+                assert ours or name.split(".")[0] in sys.stdlib_module_names, (path.name, name)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (make_problem(4, 64, 8192, 28672), "fewer than 256 rows"),
+        (make_problem(4, 1, 8192, 28672), "fewer than 256 rows"),
+        (make_problem(4, 4096, 8192, 28672, dtype="float32"), "dtype = float32"),
+        (make_problem(4, 4096, 8191, 28672), "n = 8191: must be a multiple of 8"),
+        (make_problem(4, 4096, 8192, 4 * 4097), "k local = 4097: must be a multiple of 8"),
+        (make_problem(1, 4096, 8192, 8192), "nothing to reduce"),
+        (make_problem(16, 4096, 8192, 16384), "2 to 8"),
+        (make_problem(8, 256, 256, 8192), "fewer tiles than ranks"),
+        (make_problem(2, 8192, 8192, 2**21), "not 3% faster"),
+    ],
+)
+def test_falls_back_to_lax(problem, reason):
+    decision = decide(problem)
+    assert decision.schedule == Schedule(fused=False)
+    assert reason in decision.reason
+
+
+def test_choice_is_never_predicted_slower_than_lax():
+    for num_ranks, exponent, n, k in itertools.product(
+        (2, 4, 8), range(15), (4096, 8192, 16384), (8192, 14336, 53248)
+    ):
+        problem = make_problem(num_ranks, 2**exponent, n, k)
+        chosen_us = predict(problem, select_schedule(problem)).total_us
+        assert bound_us(problem) <= chosen_us <= predict_lax(problem).total_us
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("workspace_mib", [16, 100, 512])
+@pytest.mark.parametrize("m", [256, 8192, 16384, 100_000])
+@pytest.mark.parametrize("n", [8, 8192, 53248])
+def test_slots_of_every_candidate_fit_the_workspace(num_ranks, workspace_mib, m, n):
+    problem = make_problem(num_ranks, m, n, 1024 * num_ranks)
+    legal, rejected = candidates(problem, workspace_mib * 2**20)
+    assert legal or rejected
+    for schedule in legal:
+        assert slot_bytes(problem, schedule) <= workspace_mib * 2**20 // 2
+        assert schedule.rows_per_launch < m
+
+
+def test_rows_are_shared_out_evenly_over_the_launches():
+    default = DEFAULT_WORKSPACE_BYTES
+    assert rows_per_launch(make_problem(4, 8192, 8192, 8192), WIDE, default) == 0
+    assert rows_per_launch(make_problem(4, 8192, 16384, 8192), WIDE, default) == 4096
+    # 8320 rows need two launches: 33 and 32 tile rows, not 64 and 1.
+    assert rows_per_launch(make_problem(4, 8320, 8192, 8192), WIDE, default) == 33 * 128
+    assert rows_per_launch(make_problem(4, 256, 8192, 8192), WIDE, 2**20) is None
+
+
+def test_prediction_of_several_launches_is_their_sum():
+    whole = predict(make_problem(4, 4096, 8192, 28672), WIDE)
+    split = predict(make_problem(4, 2 * 4096 + 128, 8192, 28672), Schedule(rows_per_launch=4096))
+    rest = predict(make_problem(4, 128, 8192, 28672), WIDE)
+    assert split.total_us == pytest.approx(2 * whole.total_us + rest.total_us)
+
+
+def test_override_is_taken_where_it_can_run():
+    problem = make_problem(4, 7, 8192, 28672)
+    assert select_schedule(problem, override=NARROW) == NARROW
+    assert select_schedule(problem, override=Schedule(fused=False)) == Schedule(fused=False)
+    large = make_problem(4, 8192, 16384, 8192)
+    assert select_schedule(large, override=WIDE) == Schedule(rows_per_launch=4096)
+    too_many_rows = decide(large, override=Schedule(rows_per_launch=8192))
+    assert not too_many_rows.schedule.fused
+    assert "exceed half of the workspace" in too_many_rows.reason
+    assert not select_schedule(make_problem(4, 8, 9, 128), override=NARROW).fused
+
+
+def test_override_may_run_with_fewer_tiles_than_ranks():
+    problem = make_problem(8, 1, 8, 64)
+    assert fit(problem, NARROW, DEFAULT_WORKSPACE_BYTES) == NARROW
