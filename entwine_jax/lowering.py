@@ -4,20 +4,21 @@ The only file that touches `jax.ffi`. Custom call `entwine_jax.<op>.v1`, platfor
   operands   x [m, k], w [k, n], row-major, both bfloat16 or both float16
   result     y [m, n], row-major, same dtype
   attributes replica_groups (int64 [num_groups * group_size], logical ids, group after group),
-             group_size (int64), schedule (one struct of int64)
+             group_size (int64), slot_bytes (int64, the group's share of the workspace),
+             schedule (one struct of int64)
 """
 
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from entwine_jax import configuration, runtime
+from entwine_jax import configuration, runtime, workspace
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.select import decide
 
@@ -64,28 +65,37 @@ def why_lax(
     return runtime.why_unavailable(num_ranks)
 
 
+class FusedCall(NamedTuple):
+    """The attributes of a custom call, and why it is one."""
+
+    replica_groups: np.ndarray
+    slot_bytes: int
+    schedule: Schedule
+    reason: str
+
+
 def _lower_for_cuda(ctx, x, w, *, op, lax_rule, **params):
-    schedule, reason = _choose(ctx, op, **params)
+    call = _plan(ctx, op, **params)
     m_k, k_n = ctx.avals_in[0].shape, ctx.avals_in[1].shape
-    if schedule is None:
-        _log.info("%s %s @ %s runs as plain lax: %s", op, m_k, k_n, reason)
+    if isinstance(call, str):
+        _log.info("%s %s @ %s runs as plain lax: %s", op, m_k, k_n, call)
         return lax_rule(ctx, x, w, **params)
-    _log.info("%s %s @ %s runs fused: %s (%s)", op, m_k, k_n, schedule, reason)
+    _log.info("%s %s @ %s runs fused: %s (%s)", op, m_k, k_n, call.schedule, call.reason)
     _register_targets()
     rule = jax.ffi.ffi_lowering(target_name(op), has_side_effect=False)
-    mesh = ctx.module_context.axis_context.mesh
     return rule(
         ctx,
         x,
         w,
-        replica_groups=replica_groups(mesh.shape, params["axis_name"]),
+        replica_groups=call.replica_groups,
         group_size=np.int64(params["num_ranks"]),
-        schedule={name: np.int64(v) for name, v in schedule.as_attributes().items()},
+        slot_bytes=np.int64(call.slot_bytes),
+        schedule={name: np.int64(v) for name, v in call.schedule.as_attributes().items()},
     )
 
 
-def _choose(ctx, op, *, axis_name, num_ranks, schedule, **_) -> tuple[Schedule | None, str]:
-    """The schedule of the fused call, or None for plain lax; and the reason."""
+def _plan(ctx, op, *, axis_name, num_ranks, schedule, **_) -> FusedCall | str:
+    """The fused call, or why it is plain lax."""
     x, w = ctx.avals_in
     (m, k_local), n = x.shape, w.shape[1]
     dtype = str(x.dtype)
@@ -95,7 +105,10 @@ def _choose(ctx, op, *, axis_name, num_ranks, schedule, **_) -> tuple[Schedule |
     every_axis_manual = mesh is not None and set(mesh.axis_names) == set(manual)
     reason = why_lax(m, n, k_local, dtype, num_ranks, every_axis_manual=every_axis_manual)
     if reason is not None:
-        return None, reason
+        return reason
+    groups = replica_groups(mesh.shape, axis_name)
+    limit = configuration.current().workspace_bytes
+    slot_bytes = workspace.slot_bytes((_device_ids(mesh), groups.tobytes(), num_ranks), limit)
     problem = Problem(
         op=op,
         m=m,
@@ -105,8 +118,17 @@ def _choose(ctx, op, *, axis_name, num_ranks, schedule, **_) -> tuple[Schedule |
         num_ranks=num_ranks,
         hardware=runtime.hardware(),
     )
-    decision = decide(problem, configuration.current().workspace_bytes, override=schedule)
-    return (decision.schedule if decision.schedule.fused else None), decision.reason
+    decision = decide(problem, slot_bytes, override=schedule)
+    if not decision.schedule.fused:
+        return decision.reason
+    return FusedCall(groups, slot_bytes, decision.schedule, decision.reason)
+
+
+def _device_ids(mesh) -> tuple[int, ...]:
+    """The devices of a mesh in the order of their logical ids; none for an abstract mesh."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return ()
+    return tuple(device.id for device in mesh.devices.flat)
 
 
 def replica_groups(mesh_shape, axis_name: tuple) -> np.ndarray:
@@ -124,15 +146,12 @@ def replica_groups(mesh_shape, axis_name: tuple) -> np.ndarray:
 
 
 def _register_targets() -> None:
-    """Makes the handlers known to XLA (once) and hands them the settings in force."""
+    """Makes the handlers known to XLA (once) and hands the library the deadline in force."""
     ffi = runtime.load_ffi()
     if ffi is None or not ffi.build_info()["cuda"]:
         return  # a program lowered for CUDA on a machine that cannot run it
     _register_targets_once()
-    settings = configuration.current()
-    ffi.configure(
-        deadline_seconds=settings.deadline_seconds, workspace_bytes=settings.workspace_bytes
-    )
+    ffi.set_deadline(configuration.current().deadline_seconds)
 
 
 @functools.cache

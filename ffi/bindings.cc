@@ -23,8 +23,7 @@ NB_MODULE(_ffi, m) {
               "raster: int) -> tuple[int, int]"));
   m.def("tile_owner", &entwine::tile_owner, nb::arg("tile_idx"), nb::arg("num_ranks"));
   m.def("tile_slot", &entwine::tile_slot, nb::arg("tile_idx"), nb::arg("num_ranks"));
-  m.def("owned_tile", &entwine::owned_tile, nb::arg("slot"), nb::arg("num_ranks"),
-        nb::arg("rank"));
+  m.def("owned_tile", &entwine::owned_tile, nb::arg("slot"), nb::arg("num_ranks"), nb::arg("rank"));
   m.def("num_owned_tiles", &entwine::num_owned_tiles, nb::arg("num_tiles"), nb::arg("num_ranks"),
         nb::arg("rank"));
 

@@ -18,18 +18,14 @@ def pytest_configure(config):
     jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-@pytest.fixture(autouse=True)
-def _gpus_where_asked_for(request):
-    """Fails a test marked `gpu` (never skips it) where the fused kernel cannot run.
-
-    `@pytest.mark.gpu(num_gpus=1)` asks for one GPU; the default is two.
-    """
-    marker = request.node.get_closest_marker("gpu")
-    if marker is None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """Fails a test marked `gpu` (never skips it) where the fused kernel cannot run."""
+    if item.get_closest_marker("gpu") is None:
         return
     from entwine_jax import runtime
 
-    reason = runtime.why_unavailable(marker.kwargs.get("num_gpus", 2))
+    reason = runtime.why_unavailable(num_ranks=2)
     if reason is not None:
         pytest.fail(f"GPU tests were asked for, but {reason}", pytrace=False)
 

@@ -85,7 +85,7 @@ def test_available_on_two_h200():
         ),
         (
             Ffi(gpus=[gpu(0), gpu(1, free_bytes=2**28)]),
-            "workspace: 512 MiB a GPU wanted, 256 MiB free",
+            "workspace: 0 of 512 MiB a GPU allocated, 256 MiB free",
         ),
     ],
 )

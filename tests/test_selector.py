@@ -10,9 +10,9 @@ import pytest
 
 import entwine_jax.schedule
 from entwine_jax.schedule import Problem, Schedule, select_schedule
-from entwine_jax.schedule.candidates import candidates, fit, rows_per_launch, slot_bytes
+from entwine_jax.schedule.candidates import candidates, fit, needed_slot_bytes, rows_per_launch
 from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
-from entwine_jax.schedule.select import DEFAULT_WORKSPACE_BYTES, decide
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
 
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
 
@@ -161,20 +161,20 @@ def test_choice_is_never_predicted_slower_than_lax():
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("workspace_mib", [16, 100, 512])
+@pytest.mark.parametrize("slot_mib", [16, 100, 512])
 @pytest.mark.parametrize("m", [256, 8192, 16384, 100_000])
 @pytest.mark.parametrize("n", [8, 8192, 53248])
-def test_slots_of_every_candidate_fit_the_workspace(num_ranks, workspace_mib, m, n):
+def test_slots_of_every_candidate_fit_the_workspace(num_ranks, slot_mib, m, n):
     problem = make_problem(num_ranks, m, n, 1024 * num_ranks)
-    legal, rejected = candidates(problem, workspace_mib * 2**20)
+    legal, rejected = candidates(problem, slot_mib * 2**20)
     assert legal or rejected
     for schedule in legal:
-        assert slot_bytes(problem, schedule) <= workspace_mib * 2**20 // 2
+        assert needed_slot_bytes(problem, schedule) <= slot_mib * 2**20
         assert schedule.rows_per_launch < m
 
 
 def test_rows_are_shared_out_evenly_over_the_launches():
-    default = DEFAULT_WORKSPACE_BYTES
+    default = DEFAULT_SLOT_BYTES
     assert rows_per_launch(make_problem(4, 8192, 8192, 8192), WIDE, default) == 0
     assert rows_per_launch(make_problem(4, 8192, 16384, 8192), WIDE, default) == 4096
     # 8320 rows need two launches: 33 and 32 tile rows, not 64 and 1.
@@ -197,10 +197,10 @@ def test_override_is_taken_where_it_can_run():
     assert select_schedule(large, override=WIDE) == Schedule(rows_per_launch=4096)
     too_many_rows = decide(large, override=Schedule(rows_per_launch=8192))
     assert not too_many_rows.schedule.fused
-    assert "exceed half of the workspace" in too_many_rows.reason
+    assert "exceed the workspace's" in too_many_rows.reason
     assert not select_schedule(make_problem(4, 8, 9, 128), override=NARROW).fused
 
 
 def test_override_may_run_with_fewer_tiles_than_ranks():
     problem = make_problem(8, 1, 8, 64)
-    assert fit(problem, NARROW, DEFAULT_WORKSPACE_BYTES) == NARROW
+    assert fit(problem, NARROW, DEFAULT_SLOT_BYTES) == NARROW

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from entwine_jax import configuration, lowering
+from entwine_jax import configuration, lowering, workspace
 from entwine_jax.bench import programs, timing, verify
 from entwine_jax.bench.cases import Shape
 from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
@@ -131,7 +131,9 @@ def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
     )
     if reason is not None:
         return Schedule(fused=False), reason
-    decision = decide(problem, configuration.current().workspace_bytes, override)
+    # The bench has one device group, the first of its process.
+    slot_bytes = workspace.share(0, configuration.current().workspace_bytes)
+    decision = decide(problem, slot_bytes, override)
     return decision.schedule, "" if decision.schedule.fused else decision.reason
 
 

@@ -4,10 +4,10 @@ from entwine_jax.schedule.explain import Explanation, explain
 from entwine_jax.schedule.hardware import H100, H200, Hardware, hardware_for
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
-from entwine_jax.schedule.select import DEFAULT_WORKSPACE_BYTES, select_schedule
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, select_schedule
 
 __all__ = [
-    "DEFAULT_WORKSPACE_BYTES",
+    "DEFAULT_SLOT_BYTES",
     "H100",
     "H200",
     "Explanation",

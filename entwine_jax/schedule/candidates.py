@@ -18,9 +18,6 @@ PLACEMENTS = ((0, 1), (0, 2), (2, 0), (4, 0), (8, 0), (16, 0), (0, 0))
 # Slots are double-buffered by the parity of the epoch.
 NUM_PARITIES = 2
 
-# The workspace is shared by all device groups of a process; two of them always fit.
-NUM_GROUPS = 2
-
 
 @dataclass(frozen=True)
 class Rejection:
@@ -54,7 +51,7 @@ def num_tiles(m: int, n: int, schedule: Schedule) -> int:
     return ceil_div(m, schedule.tile_m) * ceil_div(n, schedule.tile_n)
 
 
-def slot_bytes(problem: Problem, schedule: Schedule) -> int:
+def needed_slot_bytes(problem: Problem, schedule: Schedule) -> int:
     """Slot memory that one launch needs on each GPU, in bytes."""
     rows = schedule.rows_per_launch or problem.m
     tiles = num_tiles(rows, problem.n, schedule)
@@ -63,14 +60,14 @@ def slot_bytes(problem: Problem, schedule: Schedule) -> int:
     return NUM_PARITIES * padded_tiles * tile_bytes
 
 
-def rows_per_launch(problem: Problem, schedule: Schedule, workspace_bytes: int) -> int | None:
-    """Rows of one launch so that its slots fit the workspace: 0 for all rows, None for no fit.
+def rows_per_launch(problem: Problem, schedule: Schedule, slot_bytes: int) -> int | None:
+    """Rows of one launch so that its slots fit `slot_bytes`: 0 for all rows, None for no fit.
 
     The rows are shared out evenly over the smallest number of launches that fits, so that no
     launch is much shorter than the others.
     """
     tile_bytes = schedule.tile_m * schedule.tile_n * problem.item_bytes
-    fitting_tiles = workspace_bytes // NUM_GROUPS // (NUM_PARITIES * tile_bytes)
+    fitting_tiles = slot_bytes // (NUM_PARITIES * tile_bytes)
     # Every rank has the same number of slots for each source, so whole rounds of ranks count.
     fitting_tiles -= fitting_tiles % problem.num_ranks
     num_tiles_m = ceil_div(problem.m, schedule.tile_m)
@@ -83,8 +80,8 @@ def rows_per_launch(problem: Problem, schedule: Schedule, workspace_bytes: int) 
     return ceil_div(num_tiles_m, num_launches) * schedule.tile_m
 
 
-def fit(problem: Problem, schedule: Schedule, workspace_bytes: int) -> Schedule | Rejection:
-    """The schedule with the rows per launch that the workspace allows, or why it cannot run.
+def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rejection:
+    """The schedule with the rows per launch that the slots allow, or why it cannot run.
 
     Rows per launch that the schedule already names are checked, not changed.
     """
@@ -95,20 +92,20 @@ def fit(problem: Problem, schedule: Schedule, workspace_bytes: int) -> Schedule 
         reason = f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
         return Rejection(schedule, reason)
     if schedule.rows_per_launch:
-        needed, available = slot_bytes(problem, schedule), workspace_bytes // NUM_GROUPS
-        if needed <= available:
+        needed = needed_slot_bytes(problem, schedule)
+        if needed <= slot_bytes:
             return schedule
-        reason = f"slots of {needed} bytes exceed half of the workspace, {available} bytes"
+        reason = f"slots of {needed} bytes exceed the workspace's {slot_bytes} bytes"
         return Rejection(schedule, reason)
-    rows = rows_per_launch(problem, schedule, workspace_bytes)
+    rows = rows_per_launch(problem, schedule, slot_bytes)
     if rows is None:
-        reason = "the slots of one row of tiles exceed half of the workspace"
-        return Rejection(schedule, f"{reason}, {workspace_bytes // NUM_GROUPS} bytes")
+        reason = f"the slots of one row of tiles exceed the workspace's {slot_bytes} bytes"
+        return Rejection(schedule, reason)
     return replace(schedule, rows_per_launch=rows)
 
 
 def candidates(
-    problem: Problem, workspace_bytes: int
+    problem: Problem, slot_bytes: int
 ) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
     """All schedules that are considered for a problem: the legal ones and the rejected ones."""
     legal: list[Schedule] = []
@@ -118,7 +115,7 @@ def candidates(
             schedule = Schedule(
                 tile_n=tile_n, num_comm_ctas=num_comm_ctas, num_spare_warps=num_spare_warps
             )
-            fitted = fit(problem, schedule, workspace_bytes)
+            fitted = fit(problem, schedule, slot_bytes)
             if isinstance(fitted, Schedule) and _ranks_without_tiles(problem, fitted):
                 fitted = Rejection(schedule, "fewer tiles than ranks: some would own none")
             if isinstance(fitted, Rejection):

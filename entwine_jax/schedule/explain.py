@@ -9,7 +9,7 @@ from entwine_jax.schedule.cost_model import Prediction, bound_us, predict
 from entwine_jax.schedule.hardware import H200, PROFILES
 from entwine_jax.schedule.problem import ITEM_BYTES, Problem
 from entwine_jax.schedule.schedule import Schedule
-from entwine_jax.schedule.select import DEFAULT_WORKSPACE_BYTES, Decision, decide
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, Decision, decide
 
 OP_NAMES = {"ar": "matmul_allreduce", "matmul_allreduce": "matmul_allreduce"}
 
@@ -58,17 +58,17 @@ class Explanation:
 def explain(
     problem: Problem,
     *,
-    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
 ) -> Explanation:
     """Explains which schedule `select_schedule` chooses for a problem, and why.
 
     Args:
         problem: op, global shape, dtype, number of ranks and hardware.
-        workspace_bytes: limit of the slot memory on each GPU, for all device groups together.
+        slot_bytes: slot memory of the device group on each GPU.
         override: a schedule that is taken instead of the model's choice, where it can run.
     """
-    decision = decide(problem, workspace_bytes, override)
+    decision = decide(problem, slot_bytes, override)
     return Explanation(problem, bound_us(problem), decision)
 
 
@@ -84,9 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule", type=Schedule.from_text, metavar="FIELD=VALUE,...", help="take this one"
     )
-    parser.add_argument(
-        "--workspace-mib", type=int, default=DEFAULT_WORKSPACE_BYTES // 2**20, metavar="MIB"
-    )
+    parser.add_argument("--slot-mib", type=int, default=DEFAULT_SLOT_BYTES // 2**20, metavar="MIB")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"explain: {error}", file=sys.stderr)
         return 2
-    workspace_bytes = args.workspace_mib * 2**20
-    print(explain(problem, workspace_bytes=workspace_bytes, override=args.schedule))
+    slot_bytes = args.slot_mib * 2**20
+    print(explain(problem, slot_bytes=slot_bytes, override=args.schedule))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Chooses the schedule of a problem. Same problem, same workspace, same choice: on every rank."""
+"""Chooses the schedule of a problem. Same problem, same slots, same choice: on every rank."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from entwine_jax.schedule.cost_model import Prediction, predict, predict_lax
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 
-DEFAULT_WORKSPACE_BYTES = 512 * 2**20
+# What the first device group of a process gets of the default workspace.
+DEFAULT_SLOT_BYTES = 256 * 2**20
 
 # The fused kernel is taken only where it is predicted to be this much faster than lax. It covers
 # the part of the model's error that is not common to both predictions.
@@ -40,43 +41,41 @@ class Decision:
 def select_schedule(
     problem: Problem,
     *,
-    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
 ) -> Schedule:
     """The cheapest schedule by the cost model, or plain lax where fusing is not predicted to win.
 
     Args:
         problem: op, global shape, dtype, number of ranks and hardware.
-        workspace_bytes: limit of the slot memory on each GPU, for all device groups together.
+        slot_bytes: slot memory of the device group on each GPU.
         override: taken instead of the model's choice wherever it can run the problem, with the
-            rows per launch that the workspace allows; plain lax where it cannot.
+            rows per launch that the slots allow; plain lax where it cannot.
     """
-    return decide(problem, workspace_bytes, override).schedule
+    return decide(problem, slot_bytes, override).schedule
 
 
 def decide(
     problem: Problem,
-    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
 ) -> Decision:
     """`select_schedule` with its reasons."""
-    legal, rejected = candidates(problem, workspace_bytes)
+    legal, rejected = candidates(problem, slot_bytes)
     # Sorting is stable, so equal predictions keep the order of the candidates.
     ranked = tuple(sorted((predict(problem, s) for s in legal), key=lambda p: p.total_us))
     lax = predict_lax(problem)
     if override is not None:
-        schedule, reason = _apply_override(problem, workspace_bytes, override)
+        schedule, reason = _apply_override(problem, slot_bytes, override)
     else:
         schedule, reason = _cheapest(problem, lax, ranked, rejected)
     return Decision(schedule, reason, lax, ranked, rejected)
 
 
-def _apply_override(
-    problem: Problem, workspace_bytes: int, override: Schedule
-) -> tuple[Schedule, str]:
+def _apply_override(problem: Problem, slot_bytes: int, override: Schedule) -> tuple[Schedule, str]:
     if not override.fused:
         return override, "the schedule was given, and it asks for lax"
-    fitted = fit(problem, override, workspace_bytes)
+    fitted = fit(problem, override, slot_bytes)
     if isinstance(fitted, Rejection):
         return Schedule(fused=False), f"the schedule that was given cannot run: {fitted.reason}"
     return fitted, "the schedule was given"

@@ -1,5 +1,3 @@
-#include "driver/virtual_ranks.h"
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -8,9 +6,9 @@
 #include <memory>
 #include <thread>
 
+#include "driver/virtual_ranks.h"
 #include "peer/failure.h"
 #include "peer/rank_memory.h"
-#include "peer/workspace.h"
 
 namespace entwine {
 namespace {
@@ -22,9 +20,13 @@ constexpr int kThreads = 256, kBlocks = 512;
 template <class Element>
 __device__ float to_float(Element value);
 template <>
-__device__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
 template <>
-__device__ float to_float(__half value) { return __half2float(value); }
+__device__ float to_float(__half value) {
+  return __half2float(value);
+}
 __device__ void round_to(float value, __nv_bfloat16* out) { *out = __float2bfloat16_rn(value); }
 __device__ void round_to(float value, __half* out) { *out = __float2half_rn(value); }
 
@@ -111,10 +113,17 @@ class DeviceBuffer {
   ~DeviceBuffer() { cudaFree(pointer_); }
   DeviceBuffer(const DeviceBuffer&) = delete;
   template <class T>
-  T* as() const { return static_cast<T*>(pointer_); }
+  T* as() const {
+    return static_cast<T*>(pointer_);
+  }
 
  private:
   void* pointer_ = nullptr;
+};
+
+// The operands and results of one problem on one rank.
+struct Buffers {
+  std::unique_ptr<DeviceBuffer> x[kNumSets], w, product[kNumSets], output[kNumSets];
 };
 
 struct Rank {
@@ -122,8 +131,9 @@ struct Rank {
   cudaStream_t stream = nullptr;
   cudaEvent_t begin = nullptr, end = nullptr;
   std::unique_ptr<RankMemory> shared, alone;  // of the group, and of a group of one
-  std::unique_ptr<DeviceBuffer> x[kNumSets], w, product[kNumSets], output[kNumSets], wrong;
   PeerWindow window{}, alone_window{};
+  std::vector<Buffers> buffers;  // by problem
+  std::unique_ptr<DeviceBuffer> wrong;
 };
 
 // Holds all SMs of some devices but `num_free` of each, for as long as it lives.
@@ -135,9 +145,9 @@ class HeldSms {
     for (int device : devices) {
       Held held{device, nullptr, nullptr, 0};
       check_cuda(cudaSetDevice(device), "cudaSetDevice");
-      check_cuda(cudaHostAlloc(&held.words, 2 * sizeof(int),
-                               cudaHostAllocMapped | cudaHostAllocPortable),
-                 "allocating a test word");
+      check_cuda(
+          cudaHostAlloc(&held.words, 2 * sizeof(int), cudaHostAllocMapped | cudaHostAllocPortable),
+          "allocating a test word");
       held.words[0] = held.words[1] = 0;
       check_cuda(cudaDeviceGetAttribute(&held.num_ctas, cudaDevAttrMultiProcessorCount, device),
                  "asking for the number of SMs");
@@ -198,17 +208,13 @@ template <class Element>
 class VirtualRanks {
  public:
   explicit VirtualRanks(const VirtualRanksRequest& request)
-      : request_(request),
-        x_size_(request.m * request.k_local),
-        w_size_(request.k_local * request.n),
-        output_size_(request.m * request.n),
-        ranks_(request.num_ranks) {
+      : request_(request), ranks_(request.num_ranks) {
     for (int r = 0; r < request_.num_ranks; r++) set_up(r);
-    for (Rank& rank : ranks_) {
-      rank.window = window_of(rank, static_cast<int>(&rank - ranks_.data()), request_.num_ranks);
+    for (int r = 0; r < request_.num_ranks; r++) {
+      PeerWindow& window = ranks_[r].window = window_of(*ranks_[r].shared, r, request_.num_ranks);
       for (int peer = 0; peer < request_.num_ranks; peer++) {
-        rank.window.control[peer] = ranks_[peer].shared->control();
-        rank.window.slots[peer] = ranks_[peer].shared->slots();
+        window.control[peer] = ranks_[peer].shared->control();
+        window.slots[peer] = ranks_[peer].shared->slots();
       }
     }
   }
@@ -226,18 +232,20 @@ class VirtualRanks {
     VirtualRanksResult result{};
     make_products();
     result.wrong_partials = take_wrong();
-    check_outputs(0);  // loads the checking kernel: a first launch may wait for running kernels
     {
       std::unique_ptr<HeldSms> held;
       if (request_.resident_ctas > 0) {
         held = std::make_unique<HeldSms>(used_devices(), request_.resident_ctas);
       }
-      for (int call = 0; call < request_.num_calls; call++) {
-        enqueue(call, true);
-        // The outputs of a set are checked before the set is used again.
-        if (call % kNumSets == kNumSets - 1) check_outputs(kNumSets);
+      // Every set of every problem is checked before it is used again.
+      const int lap = kNumSets * static_cast<int>(request_.problems.size());
+      for (int first = 0; first < request_.num_calls; first += lap) {
+        const int last = std::min(first + lap, request_.num_calls);
+        for (int call = first; call < last; call++) enqueue(call, true);
+        synchronize();
+        for (int call = first; call < last; call++) check_outputs(call);
       }
-      check_outputs(request_.num_calls % kNumSets);
+      synchronize();
       if (held != nullptr) held->check_still_held();
     }
     result.wrong_elements = take_wrong();
@@ -246,6 +254,17 @@ class VirtualRanks {
   }
 
  private:
+  struct Call {
+    const VirtualProblem& problem;
+    int problem_idx, set;
+  };
+
+  Call call_at(int call) const {
+    const int num_problems = static_cast<int>(request_.problems.size());
+    const int problem_idx = call % num_problems;
+    return {request_.problems[problem_idx], problem_idx, call / num_problems % kNumSets};
+  }
+
   void set_up(int r) {
     Rank& rank = ranks_[r];
     rank.device = request_.devices[r % request_.devices.size()];
@@ -256,42 +275,52 @@ class VirtualRanks {
       if (error != cudaErrorPeerAccessAlreadyEnabled) check_cuda(error, "enabling peer access");
       cudaGetLastError();
     }
+    // All kernels are loaded before any of them runs: loading may wait for running ones.
     load_kernels();
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, check_sum<Element>), "loading a kernel");
     check_cuda(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "creating a stream");
     check_cuda(cudaEventCreate(&rank.begin), "creating an event");
     check_cuda(cudaEventCreate(&rank.end), "creating an event");
-    const size_t slot_bytes = slot_bytes_per_group(workspace_limits());
+    const size_t slot_bytes = size_t{256} << 20;
     rank.shared = std::make_unique<RankMemory>(slot_bytes);
     rank.alone = std::make_unique<RankMemory>(slot_bytes);
-    rank.alone_window = window_of(rank, 0, 1);
-    rank.alone_window.failure = rank.alone->failure();
+    rank.alone_window = window_of(*rank.alone, 0, 1);
     rank.alone_window.control[0] = rank.alone->control();
     rank.alone_window.slots[0] = rank.alone->slots();
-    const auto buffer = [](size_t elements) {
-      return std::make_unique<DeviceBuffer>(elements * sizeof(Element));
-    };
-    rank.w = buffer(w_size_);
     rank.wrong = std::make_unique<DeviceBuffer>(sizeof(unsigned long long));
     check_cuda(cudaMemset(rank.wrong->as<void>(), 0, sizeof(unsigned long long)), "clearing");
-    fill_random<<<kBlocks, kThreads>>>(rank.w->as<Element>(), w_size_, request_.seed + 100 + r,
-                                       0.25f);
-    for (int set = 0; set < kNumSets; set++) {
-      rank.x[set] = buffer(x_size_);
-      rank.product[set] = buffer(output_size_);
-      rank.output[set] = buffer(output_size_);
-      fill_random<<<kBlocks, kThreads>>>(rank.x[set]->as<Element>(), x_size_,
-                                         request_.seed + 1000 * (set + 1) + r, 2.0f);
+    for (const VirtualProblem& problem : request_.problems) {
+      rank.buffers.push_back(make_buffers(problem, request_.seed + 16 * rank.buffers.size() + r));
     }
     check_cuda(cudaDeviceSynchronize(), "filling the inputs");
   }
 
-  PeerWindow window_of(const Rank& rank, int index, int num_ranks) const {
+  Buffers make_buffers(const VirtualProblem& problem, uint64_t seed) const {
+    const auto make = [](size_t elements) {
+      return std::make_unique<DeviceBuffer>(elements * sizeof(Element));
+    };
+    const size_t x_size = problem.m * problem.k_local, w_size = problem.k_local * problem.n;
+    Buffers buffers;
+    buffers.w = make(w_size);
+    fill_random<<<kBlocks, kThreads>>>(buffers.w->as<Element>(), w_size, seed, 0.25f);
+    for (int set = 0; set < kNumSets; set++) {
+      buffers.x[set] = make(x_size);
+      buffers.product[set] = make(problem.m * problem.n);
+      buffers.output[set] = make(problem.m * problem.n);
+      fill_random<<<kBlocks, kThreads>>>(buffers.x[set]->as<Element>(), x_size,
+                                         seed + 100000 * (set + 1), 2.0f);
+    }
+    return buffers;
+  }
+
+  PeerWindow window_of(const RankMemory& memory, int rank, int num_ranks) const {
     PeerWindow window{};
-    window.rank = index;
+    window.rank = rank;
     window.num_ranks = num_ranks;
-    window.parity_bytes = rank.shared->slot_bytes() / 2;
-    window.max_owned_tiles = rank.shared->max_owned_tiles();
-    window.failure = rank.shared->failure();
+    window.parity_bytes = memory.slot_bytes() / 2;
+    window.max_owned_tiles = memory.max_owned_tiles();
+    window.failure = memory.failure();
     window.deadline_ns = static_cast<uint64_t>(request_.deadline_seconds * 1e9);
     return window;
   }
@@ -306,71 +335,78 @@ class VirtualRanks {
     return devices;
   }
 
-  Operands operands(const Rank& rank, int set, Element* output) const {
-    return {rank.x[set]->as<void>(), rank.w->as<void>(), output, request_.dtype,
-            request_.m,              request_.n,         request_.k_local};
+  Operands operands(const VirtualProblem& problem, const Buffers& buffers, int set,
+                    const DeviceBuffer& output) const {
+    return {buffers.x[set]->as<void>(),
+            buffers.w->as<void>(),
+            output.as<void>(),
+            request_.dtype,
+            problem.m,
+            problem.n,
+            problem.k_local};
   }
 
   // Each rank's own product, by the same kernel in a group of one: exactly what it pushes.
   void make_products() {
-    Schedule schedule = request_.schedule;
-    schedule.num_comm_ctas = 0;
     constexpr int kNumSamples = 1024;
     const double unit_roundoff = std::is_same_v<Element, __half> ? 0x1p-11 : 0x1p-8;
+    const int num_calls = kNumSets * static_cast<int>(request_.problems.size());
     for (Rank& rank : ranks_) {
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      for (int set = 0; set < kNumSets; set++) {
-        auto* product = rank.product[set]->template as<Element>();
-        launch_matmul_allreduce(operands(rank, set, product), schedule, rank.alone_window,
-                                request_.num_ctas, rank.stream);
+      for (int i = 0; i < num_calls; i++) {
+        const auto [problem, problem_idx, set] = call_at(i);
+        const Buffers& buffers = rank.buffers[problem_idx];
+        Schedule schedule = problem.schedule;
+        schedule.num_comm_ctas = 0;
+        const DeviceBuffer& product = *buffers.product[set];
+        launch_matmul_allreduce(operands(problem, buffers, set, product), schedule,
+                                rank.alone_window, request_.num_ctas, rank.stream);
         check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
-            rank.x[set]->template as<Element>(), rank.w->template as<Element>(), product, request_.m,
-            request_.n, request_.k_local, unit_roundoff,
-            rank.wrong->template as<unsigned long long>());
+            buffers.x[set]->template as<Element>(), buffers.w->as<Element>(), product.as<Element>(),
+            problem.m, problem.n, problem.k_local, unit_roundoff,
+            rank.wrong->as<unsigned long long>());
       }
     }
     synchronize();
   }
 
   void enqueue(int call, bool poison) {
-    const int set = call % kNumSets;
+    const auto [problem, problem_idx, set] = call_at(call);
     for (int r = 0; r < request_.num_ranks; r++) {
       if (r == request_.missing_rank) continue;
       Rank& rank = ranks_[r];
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      auto* output = rank.output[set]->template as<Element>();
+      const Buffers& buffers = rank.buffers[problem_idx];
+      const DeviceBuffer& output = *buffers.output[set];
       // On the rank's own stream right before the launch: a peer that stored before this rank was
       // ready would lose its data.
       if (poison) {
-        check_cuda(cudaMemsetAsync(output, 0xff, output_size_ * sizeof(Element), rank.stream),
+        check_cuda(cudaMemsetAsync(output.as<void>(), 0xff, problem.m * problem.n * sizeof(Element),
+                                   rank.stream),
                    "poisoning an output");
       }
       if (request_.late_ms > 0 && r == request_.num_ranks - 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(request_.late_ms));
       }
-      launch_matmul_allreduce(operands(rank, set, output), request_.schedule, rank.window,
-                              request_.num_ctas, rank.stream);
+      launch_matmul_allreduce(operands(problem, buffers, set, output), problem.schedule,
+                              rank.window, request_.num_ctas, rank.stream);
     }
   }
 
-  // Compares the outputs of the first `num_sets` sets, on every rank.
-  void check_outputs(int num_sets) {
-    synchronize();
+  // Compares the output of a call on every rank, all of which have ended it.
+  void check_outputs(int call) {
+    const auto [problem, problem_idx, set] = call_at(call);
+    Partials<Element> partials{};
+    for (int r = 0; r < request_.num_ranks; r++) {
+      partials.product[r] = ranks_[r].buffers[problem_idx].product[set]->template as<Element>();
+    }
     for (Rank& rank : ranks_) {
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      cudaFuncAttributes attributes{};
-      check_cuda(cudaFuncGetAttributes(&attributes, check_sum<Element>), "loading a kernel");
-      for (int set = 0; set < num_sets; set++) {
-        Partials<Element> partials{};
-        for (int r = 0; r < request_.num_ranks; r++) {
-          partials.product[r] = ranks_[r].product[set]->template as<Element>();
-        }
-        check_sum<<<kBlocks, kThreads, 0, rank.stream>>>(
-            partials, request_.num_ranks, rank.output[set]->template as<uint16_t>(), output_size_,
-            rank.wrong->template as<unsigned long long>());
-      }
+      check_sum<<<kBlocks, kThreads, 0, rank.stream>>>(
+          partials, request_.num_ranks,
+          rank.buffers[problem_idx].output[set]->template as<uint16_t>(), problem.m * problem.n,
+          rank.wrong->template as<unsigned long long>());
     }
-    synchronize();
   }
 
   double time_calls() {
@@ -416,17 +452,15 @@ class VirtualRanks {
     for (Rank& rank : ranks_) {
       unsigned long long wrong = 0;
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      check_cuda(cudaMemcpy(&wrong, rank.wrong->template as<void>(), sizeof(wrong),
-                            cudaMemcpyDeviceToHost),
+      check_cuda(cudaMemcpy(&wrong, rank.wrong->as<void>(), sizeof(wrong), cudaMemcpyDeviceToHost),
                  "reading a count");
-      check_cuda(cudaMemset(rank.wrong->template as<void>(), 0, sizeof(wrong)), "clearing");
+      check_cuda(cudaMemset(rank.wrong->as<void>(), 0, sizeof(wrong)), "clearing");
       total += wrong;
     }
     return total;
   }
 
   const VirtualRanksRequest& request_;
-  size_t x_size_, w_size_, output_size_;
   std::vector<Rank> ranks_;
 };
 
@@ -437,6 +471,7 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
     throw InvalidCall("num_ranks=" + std::to_string(request.num_ranks) +
                       ": must be in 1..8, on at least one device");
   }
+  if (request.problems.empty()) throw InvalidCall("problems: there must be at least one");
   if (request.dtype == Dtype::kFloat16) return VirtualRanks<__half>(request).run();
   return VirtualRanks<__nv_bfloat16>(request).run();
 }

@@ -1,6 +1,7 @@
-// Launches the fused kernel for any number of ranks on any number of GPUs, without XLA: several ranks
-// may share a GPU, each with a part of its CTAs, its own buffers and its own stream. For tests (more
-// ranks than GPUs, few resident CTAs) and for timing schedules without compiling a program for each.
+// Launches the fused kernel for any number of ranks on any number of GPUs, without XLA: several
+// ranks may share a GPU, each with a part of its CTAs, its own buffers and its own stream. For
+// tests (more ranks than GPUs, few resident CTAs) and for timing schedules without compiling a
+// program for each.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +11,32 @@
 
 namespace entwine {
 
-struct VirtualRanksRequest {
+struct VirtualProblem {
   int64_t m, n, k_local;
+  Schedule schedule;
+};
+
+struct VirtualRanksRequest {
+  std::vector<VirtualProblem> problems;  // the calls take them in turn, in one workspace
   int num_ranks;
   std::vector<int> devices;  // rank r runs on devices[r % devices.size()]
   Dtype dtype;
-  Schedule schedule;
   int num_ctas;       // grid of each rank; ranks that share a GPU must all fit on it
-  int resident_ctas;  // > 0: so many SMs of each GPU are free, the others are held by another kernel
+  int resident_ctas;  // > 0: so many SMs of each GPU are free, the others are held by another
+                      // kernel
   int num_calls;      // verified calls, back to back
   int num_timed_calls;
-  int late_ms;        // the last rank's kernels are enqueued so much later
-  int missing_rank;   // >= 0: this rank launches nothing (the others must end in an error)
+  int late_ms;       // the last rank's kernels are enqueued so much later
+  int missing_rank;  // >= 0: this rank launches nothing (the others must end in an error)
   uint64_t seed;
   double deadline_seconds;
 };
 
 struct VirtualRanksResult {
-  int64_t wrong_elements;    // of all outputs: not the rank-order float32 sum of the partials, bitwise
-  int64_t wrong_partials;    // of sampled elements of a rank's own product: off against float64
-  double microseconds;       // a call, slowest rank; 0 if not timed
+  int64_t
+      wrong_elements;  // of all outputs: not the rank-order float32 sum of the partials, bitwise
+  int64_t wrong_partials;  // of sampled elements of a rank's own product: off against float64
+  double microseconds;     // a call, slowest rank; 0 if not timed
 };
 
 VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request);

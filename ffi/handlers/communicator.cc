@@ -2,23 +2,20 @@
 
 #include <dlfcn.h>
 
-#include <memory>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
 #include "launch/launch.h"
+#include "peer/control_block.h"
 
 namespace entwine {
 namespace {
 
-// A clique of our own: XLA's collectives (id 0) may ask for the same devices with other lists of groups,
-// and XLA takes that for an error.
+// A clique of our own: XLA's collectives (id 0) may ask for the same devices with other lists of
+// groups, and XLA takes that for an error.
 constexpr int64_t kCommunicationId = 7;
-
-void check_xla(const XLA_FFI_Error* error, const char* what) {
-  // The extension has no call to read the message of its errors.
-  if (error != nullptr) throw std::runtime_error(std::string("XLA refused to ") + what);
-}
 
 template <class Function>
 Function nccl_function(const char* name) {
@@ -39,7 +36,33 @@ void check_nccl(int result, const char* what) {
   }
 }
 
+constexpr size_t kMaxExchangeBytes = 64;
+
+// One a device, kept: an allocation beside running kernels might wait for them.
+char* exchange_buffer() {
+  static std::mutex mutex;
+  static std::map<int, char*> buffers;
+  const std::lock_guard lock(mutex);
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  char*& buffer = buffers[device];
+  if (buffer == nullptr) {
+    void* allocated = nullptr;
+    check_cuda(cudaMalloc(&allocated, (kMaxRanks + 1) * kMaxExchangeBytes),
+               "allocating for the exchange of addresses");
+    buffer = static_cast<char*>(allocated);
+  }
+  return buffer;
+}
+
 }  // namespace
+
+void Collectives::Type::check(XLA_FFI_Error* error, const std::string& what) const {
+  if (error == nullptr) return;
+  const std::string message = xla::ffi::internal::GetErrorMessage(api, error);
+  xla::ffi::internal::DestroyError(api, error);
+  throw std::runtime_error("XLA refused to " + what + ": " + message);
+}
 
 ReplicaGroups::ReplicaGroups(xla::ffi::Span<const int64_t> ids, int64_t group_size) {
   if (group_size < 1 || ids.size() == 0 || ids.size() % group_size != 0) {
@@ -51,24 +74,26 @@ ReplicaGroups::ReplicaGroups(xla::ffi::Span<const int64_t> ids, int64_t group_si
   }
 }
 
-void ReplicaGroups::request(const XLA_FFI_Collectives_Extension* extension) const {
+void ReplicaGroups::request(const Collectives::Type& collectives) const {
   XLA_FFI_Communicator_Request_Args args{};
   args.struct_size = XLA_FFI_Communicator_Request_Args_STRUCT_SIZE;
   args.group_mode = XLA_FFI_GROUP_FLATTENED_ID;
   args.groups = groups_.data();
   args.num_groups = groups_.size();
   args.communication_id = kCommunicationId;
-  check_xla(extension->request_communicator(extension, &args), "request the communicator");
+  const auto* extension = collectives.extension;
+  collectives.check(extension->request_communicator(extension, &args), "take the request");
 }
 
-void* ReplicaGroups::communicator(const XLA_FFI_Collectives_Extension* extension) const {
+void* ReplicaGroups::communicator(const Collectives::Type& collectives) const {
   XLA_FFI_Communicator_Get_Args args{};
   args.struct_size = XLA_FFI_Communicator_Get_Args_STRUCT_SIZE;
   args.group_mode = XLA_FFI_GROUP_FLATTENED_ID;
   args.groups = groups_.data();
   args.num_groups = groups_.size();
   args.communication_id = kCommunicationId;
-  check_xla(extension->get_communicator(extension, &args), "give the communicator");
+  const auto* extension = collectives.extension;
+  collectives.check(extension->get_communicator(extension, &args), "give the communicator");
   return args.communicator;
 }
 
@@ -79,13 +104,15 @@ NcclExchange::NcclExchange(void* communicator, cudaStream_t stream)
   check_nccl(nccl_function<Ask>("ncclCommCount")(communicator, &num_ranks_), "ncclCommCount");
 }
 
+void NcclExchange::prepare() { exchange_buffer(); }
+
 void NcclExchange::all_gather(const void* mine, void* all, size_t num_bytes) {
   using AllGather = int (*)(const void*, void*, size_t, int, void*, cudaStream_t);
   constexpr int kNcclInt8 = 0;
-  void* allocated = nullptr;
-  check_cuda(cudaMalloc(&allocated, (num_ranks_ + 1) * num_bytes), "allocating for the exchange");
-  const std::unique_ptr<void, cudaError_t (*)(void*)> owner(allocated, cudaFree);
-  char* buffer = static_cast<char*>(allocated);  // mine, then all
+  if (num_bytes > kMaxExchangeBytes || num_ranks_ > kMaxRanks) {
+    throw std::runtime_error("more bytes or ranks than an exchange can take");
+  }
+  char* buffer = exchange_buffer();  // mine, then all
   check_cuda(cudaMemcpyAsync(buffer, mine, num_bytes, cudaMemcpyHostToDevice, stream_),
              "copying for the exchange");
   check_nccl(nccl_function<AllGather>("ncclAllGather")(buffer, buffer + num_bytes, num_bytes,

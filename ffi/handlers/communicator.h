@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "peer/exchange.h"
@@ -17,7 +17,13 @@ namespace entwine {
 // Decodes the collectives extension of any minor version since the first: newer ones only append.
 struct Collectives {
   using CExtension = XLA_FFI_Collectives_Extension;
-  using Type = const CExtension*;
+  struct Type {
+    const XLA_FFI_Api* api;
+    const CExtension* extension;
+
+    // Throws XLA's words, and takes the error.
+    void check(XLA_FFI_Error* error, const std::string& what) const;
+  };
   static constexpr auto kName = "CollectivesExtension";
   static constexpr int32_t kExtensionType = XLA_FFI_Extension_Collectives;
   static constexpr int32_t kMajorVersion = XLA_FFI_Extension_Collectives_MajorVersion;
@@ -25,7 +31,9 @@ struct Collectives {
   static bool Support(int32_t major_version, int32_t minor_version) {
     return major_version == 0 && minor_version >= 1;
   }
-  static Type Create(const XLA_FFI_Api*, const CExtension* extension) { return extension; }
+  static Type Create(const XLA_FFI_Api* api, const CExtension* extension) {
+    return {api, extension};
+  }
 };
 
 // All groups of the call as logical device ids, as JAX's own collectives give them.
@@ -35,9 +43,9 @@ class ReplicaGroups {
   ReplicaGroups(xla::ffi::Span<const int64_t> ids, int64_t group_size);
 
   // In Prepare. Throws what XLA answers.
-  void request(const XLA_FFI_Collectives_Extension* extension) const;
+  void request(const Collectives::Type& collectives) const;
   // In Initialize and Execute. The ncclComm_t of this device's rank.
-  void* communicator(const XLA_FFI_Collectives_Extension* extension) const;
+  void* communicator(const Collectives::Type& collectives) const;
 
  private:
   std::vector<XLA_FFI_ReplicaGroup> groups_;
@@ -47,6 +55,11 @@ class ReplicaGroups {
 class NcclExchange : public Exchange {
  public:
   NcclExchange(void* communicator, cudaStream_t stream);
+
+  // Takes the memory that all exchanges of the current device go through, once. Before any
+  // exchange: a rank that failed to get it later would leave the others waiting for it.
+  static void prepare();
+
   int rank() const override { return rank_; }
   int num_ranks() const override { return num_ranks_; }
   void all_gather(const void* mine, void* all, size_t num_bytes) override;

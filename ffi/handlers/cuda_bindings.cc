@@ -85,21 +85,25 @@ Dtype dtype_of(const std::string& name) {
   throw InvalidCall("dtype=" + name + ": must be bfloat16 or float16");
 }
 
-nb::dict virtual_ranks(int64_t m, int64_t n, int64_t k_local, int num_ranks,
-                       std::vector<int> devices, const std::string& dtype, nb::dict schedule,
-                       int num_ctas, int resident_ctas, int num_calls, int num_timed_calls,
-                       int late_ms, int missing_rank, uint64_t seed, double deadline_seconds) {
-  const auto field = [&](const char* name) { return nb::cast<int64_t>(schedule[name]); };
-  const VirtualRanksRequest request{
-      .m = m,
-      .n = n,
-      .k_local = k_local,
+// A problem is a dict of m, n, k_local and the fields of a Schedule.
+VirtualProblem problem_of(nb::dict problem) {
+  const auto field = [&](const char* name) { return nb::cast<int64_t>(problem[name]); };
+  return {field("m"),
+          field("n"),
+          field("k_local"),
+          {field("tile_m"), field("tile_n"), field("num_comm_ctas"), field("num_spare_warps"),
+           field("raster"), field("push_spread"), field("rows_per_launch")}};
+}
+
+nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> devices,
+                       const std::string& dtype, int num_ctas, int resident_ctas, int num_calls,
+                       int num_timed_calls, int late_ms, int missing_rank, uint64_t seed,
+                       double deadline_seconds) {
+  VirtualRanksRequest request{
+      .problems = {},
       .num_ranks = num_ranks,
       .devices = std::move(devices),
       .dtype = dtype_of(dtype),
-      .schedule = {field("tile_m"), field("tile_n"), field("num_comm_ctas"),
-                   field("num_spare_warps"), field("raster"), field("push_spread"),
-                   field("rows_per_launch")},
       .num_ctas = num_ctas,
       .resident_ctas = resident_ctas,
       .num_calls = num_calls,
@@ -109,6 +113,9 @@ nb::dict virtual_ranks(int64_t m, int64_t n, int64_t k_local, int num_ranks,
       .seed = seed,
       .deadline_seconds = deadline_seconds,
   };
+  for (nb::handle problem : problems) {
+    request.problems.push_back(problem_of(nb::cast<nb::dict>(problem)));
+  }
   VirtualRanksResult result;
   {
     const nb::gil_scoped_release release;
@@ -128,30 +135,21 @@ void bind_cuda(nb::module_& m) {
         nb::sig("def registrations() -> dict[str, dict[str, object]]"),
         "Custom call targets: name -> stage -> handler.");
   m.def("driver_version", driver_version, "The CUDA version of the driver, e.g. 13000; 0 if none.");
-  m.def("probe_devices", probe_devices,
-        nb::sig("def probe_devices() -> list[dict[str, object]]"),
+  m.def("probe_devices", probe_devices, nb::sig("def probe_devices() -> list[dict[str, object]]"),
         "The GPUs and which of them reach each other. RuntimeError with CUDA's words if it fails.");
-  m.def(
-      "configure",
-      [](double deadline_seconds, size_t workspace_bytes) {
-        configure_workspaces({deadline_seconds, workspace_bytes});
-      },
-      nb::arg("deadline_seconds"), nb::arg("workspace_bytes"),
-      "Limits of the workspaces that are made afterwards.");
-  m.def("workspace_report", reports,
-        nb::sig("def workspace_report() -> list[dict[str, int]]"));
-  m.def("release_workspaces", release_workspaces, nb::call_guard<nb::gil_scoped_release>());
+  m.def("set_deadline", set_deadline, nb::arg("seconds"),
+        "The longest wait inside a kernel, for launches from now on.");
+  m.def("workspace_report", reports, nb::sig("def workspace_report() -> list[dict[str, int]]"));
   m.def("last_failure", last_failure, "What the first wait past its deadline said; '' if none.");
-  m.def("run_virtual_ranks", virtual_ranks, nb::arg("m"), nb::arg("n"), nb::arg("k_local"),
-        nb::arg("num_ranks"), nb::arg("devices"), nb::arg("dtype"), nb::arg("schedule"),
-        nb::arg("num_ctas"), nb::arg("resident_ctas") = 0, nb::arg("num_calls") = 6,
-        nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0, nb::arg("missing_rank") = -1,
-        nb::arg("seed") = 0, nb::arg("deadline_seconds") = 10.0,
-        nb::sig("def run_virtual_ranks(m: int, n: int, k_local: int, num_ranks: int, "
-                "devices: list[int], dtype: str, schedule: dict[str, int], num_ctas: int, "
-                "resident_ctas: int = 0, num_calls: int = 6, num_timed_calls: int = 0, "
-                "late_ms: int = 0, missing_rank: int = -1, seed: int = 0, "
-                "deadline_seconds: float = 10.0) -> dict[str, float]"),
+  m.def("run_virtual_ranks", virtual_ranks, nb::arg("problems"), nb::arg("num_ranks"),
+        nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
+        nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0,
+        nb::arg("missing_rank") = -1, nb::arg("seed") = 0, nb::arg("deadline_seconds") = 10.0,
+        nb::sig("def run_virtual_ranks(problems: list[dict[str, int]], num_ranks: int, "
+                "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
+                "num_calls: int = 6, num_timed_calls: int = 0, late_ms: int = 0, "
+                "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0) "
+                "-> dict[str, float]"),
         "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
 }
 

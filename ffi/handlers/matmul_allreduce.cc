@@ -1,10 +1,12 @@
-// Decodes the call, rechecks what could corrupt memory, hands on. Nothing is allocated, synchronised or
-// sent through NCCL in Execute: the workspace is made in Initialize, once per group.
+// Decodes the call, rechecks what could corrupt memory, hands on. Nothing is allocated,
+// synchronised or sent through NCCL in Execute: the workspace is made in Initialize, once per
+// group.
 #include "handlers/matmul_allreduce.h"
 
 #include <cuda_runtime_api.h>
 
 #include <exception>
+#include <mutex>
 #include <string>
 
 #include "handlers/communicator.h"
@@ -26,14 +28,11 @@ namespace {
 
 namespace ffi = xla::ffi;
 using Ids = ffi::Span<const int64_t>;
-using Extension = const XLA_FFI_Collectives_Extension*;
 
 // No exception of ours crosses into XLA.
 template <class Body>
 ffi::Error guarded(Body body) {
   try {
-    const std::string failure = last_failure();
-    if (!failure.empty()) return ffi::Error::Internal(failure);
     body();
     return ffi::Error::Success();
   } catch (const InvalidCall& error) {
@@ -56,28 +55,43 @@ class DeviceScope {
   int previous_ = 0;
 };
 
-ffi::Error prepare(int32_t device, Extension extension, Ids replica_groups, int64_t group_size,
-                   Schedule) {
+void load_kernels_once(int device) {
+  constexpr int kMaxDevices = 64;
+  static std::once_flag loaded[kMaxDevices];
+  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("too many devices");
+  std::call_once(loaded[device], load_kernels);
+}
+
+ffi::Error prepare(int32_t device, const Collectives::Type& collectives, Ids replica_groups,
+                   int64_t group_size, int64_t, Schedule) {
   return guarded([&] {
     const DeviceScope scope(device);
-    load_kernels();
-    ReplicaGroups(replica_groups, group_size).request(extension);
+    load_kernels_once(device);
+    NcclExchange::prepare();
+    ReplicaGroups(replica_groups, group_size).request(collectives);
   });
 }
 
-ffi::Error initialize(cudaStream_t stream, int32_t device, Extension extension,
-                      Ids replica_groups, int64_t group_size, Schedule) {
+ffi::Error initialize(cudaStream_t stream, int32_t device, const Collectives::Type& collectives,
+                      Ids replica_groups, int64_t group_size, int64_t slot_bytes, Schedule) {
   return guarded([&] {
     const DeviceScope scope(device);
-    void* communicator = ReplicaGroups(replica_groups, group_size).communicator(extension);
-    if (find_workspace(communicator) != nullptr) return;
+    void* communicator = ReplicaGroups(replica_groups, group_size).communicator(collectives);
     NcclExchange exchange(communicator, stream);
-    if (exchange.num_ranks() != group_size) {
-      throw InvalidCall("group_size=" + std::to_string(group_size) +
-                        ": XLA's communicator has " + std::to_string(exchange.num_ranks()) +
-                        " ranks");
+    if (const Workspace* known = find_workspace(communicator)) {
+      // XLA may have given the address of a communicator that it had destroyed to a new one.
+      if (known->window.rank != exchange.rank() ||
+          known->window.num_ranks != exchange.num_ranks() || known->device != device) {
+        throw std::runtime_error("the communicators of XLA have changed; start the process anew");
+      }
+      return;
     }
-    make_workspace(communicator, exchange);
+    if (exchange.num_ranks() != group_size) {
+      throw InvalidCall("group_size=" + std::to_string(group_size) + ": XLA's communicator has " +
+                        std::to_string(exchange.num_ranks()) + " ranks");
+    }
+    if (slot_bytes < 1) throw InvalidCall("slot_bytes: must be positive");
+    make_workspace(communicator, slot_bytes, exchange);
   });
 }
 
@@ -104,16 +118,20 @@ Operands decode(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w, ffi::AnyBuffer
   return {x.untyped_data(), w.untyped_data(), y.untyped_data(), dtype_of(x), xs[0], ws[1], xs[1]};
 }
 
-ffi::Error execute(cudaStream_t stream, int32_t device, Extension extension, ffi::AnyBuffer x,
-                   ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y, Ids replica_groups,
-                   int64_t group_size, Schedule schedule) {
+ffi::Error execute(cudaStream_t stream, int32_t device, const Collectives::Type& collectives,
+                   ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y,
+                   Ids replica_groups, int64_t group_size, int64_t, Schedule schedule) {
   return guarded([&] {
+    const std::string failure = last_failure();
+    if (!failure.empty()) throw std::runtime_error(failure);
     const DeviceScope scope(device);
     const Operands operands = decode(x, w, *y);
-    void* communicator = ReplicaGroups(replica_groups, group_size).communicator(extension);
+    void* communicator = ReplicaGroups(replica_groups, group_size).communicator(collectives);
     const Workspace* workspace = find_workspace(communicator);
     if (workspace == nullptr) throw std::runtime_error("Initialize made no workspace");
-    launch_matmul_allreduce(operands, schedule, workspace->window, workspace->num_sms, stream);
+    PeerWindow window = workspace->window;
+    window.deadline_ns = deadline_ns();
+    launch_matmul_allreduce(operands, schedule, window, workspace->num_sms, stream);
   });
 }
 
@@ -122,17 +140,18 @@ auto bind_attributes(Binding&& binding) {
   return std::forward<Binding>(binding)
       .template Attr<Ids>("replica_groups")
       .template Attr<int64_t>("group_size")
+      .template Attr<int64_t>("slot_bytes")
       .template Attr<Schedule>("schedule");
 }
 
 }  // namespace
 
 XLA_FFI_Error* matmul_allreduce_prepare(XLA_FFI_CallFrame* frame) {
-  static auto* handler = bind_attributes(ffi::Ffi::BindPrepare()
-                                             .Ctx<ffi::DeviceOrdinal>()
-                                             .Ctx<ffi::Extension<Collectives>>())
-                             .To(prepare)
-                             .release();
+  static auto* handler =
+      bind_attributes(
+          ffi::Ffi::BindPrepare().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::Extension<Collectives>>())
+          .To(prepare)
+          .release();
   return handler->Call(frame);
 }
 

@@ -34,7 +34,7 @@ __device__ __forceinline__ uint4 round_chunk(const float (&sum)[8]) {
 // One warp sums one unit. Lanes lie along the rows of the tile, so a store covers whole rows of the
 // tile (512 bytes at 256 columns). `peer_output` of lane p is the output of rank p.
 template <class Config, int kUnroll>
-__device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, uint32_t epoch,
+__device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, uint64_t epoch,
                                             int slot, int unit_in_tile, TileCoordinates at,
                                             const void* peer_output) {
   using Element = typename Config::Element;
@@ -50,8 +50,7 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
   const int num_rows = params.m - at.tile_m_idx * Config::kTileM;
   const bool column_valid =
       at.tile_n_idx * Config::kTileN + chunk * Config::kChunkElements < params.n;
-  const int slots_per_source =
-      ceil_div(params.num_tiles_m * params.num_tiles_n, window.num_ranks);
+  const int slots_per_source = ceil_div(params.num_tiles_m * params.num_tiles_n, window.num_ranks);
   const size_t source_stride = static_cast<size_t>(slots_per_source) * Config::kTileBytes;
   const unsigned char* partials = window.slots[window.rank] + (epoch & 1) * window.parity_bytes +
                                   static_cast<size_t>(slot) * Config::kTileBytes;
@@ -79,8 +78,8 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
         for (int s = 0; s < kSourcesAtOnce; s++) {
           if (valid[u] && first_source + s < window.num_ranks) {
             // From L2: slots are written by the copy engine and by peers, never through this L1.
-            partial[u][s] = __ldcg(
-                reinterpret_cast<const uint4*>(from + (first_source + s) * source_stride));
+            partial[u][s] =
+                __ldcg(reinterpret_cast<const uint4*>(from + (first_source + s) * source_stride));
           }
         }
       }
@@ -100,7 +99,8 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
     uint4 rounded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; u++) rounded[u] = round_chunk<Element>(sum[u]);
-    // The peers in turn, each rank starting behind itself: no two ranks store to the same one first.
+    // The peers in turn, each rank starting behind itself: no two ranks store to the same one
+    // first.
 #pragma unroll 1
     for (int i = 1; i <= window.num_ranks; i++) {
       int peer = window.rank + i;
@@ -109,15 +109,17 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
       uint4* output = reinterpret_cast<uint4*>(address) + first_chunk;
 #pragma unroll
       for (int u = 0; u < kUnroll; u++) {
-        if (valid[u]) output[static_cast<size_t>(row_chunks) * ((step + u) * kRowsPerStep)] = rounded[u];
+        if (valid[u])
+          output[static_cast<size_t>(row_chunks) * ((step + u) * kRowsPerStep)] = rounded[u];
       }
     }
   }
 }
 
-// Takes units until none is left. Units are dealt in the order in which the tiles are claimed, by all
-// ranks alike, so a waiting warp waits for the tile that comes next. It waits only for tiles that a
-// resident CTA has claimed or will claim without waiting for anyone: those CTAs never wait for units.
+// Takes units until none is left. Units are dealt in the order in which the tiles are claimed, by
+// all ranks alike, so a waiting warp waits for the tile that comes next. It waits only for tiles
+// that a resident CTA has claimed or will claim without waiting for anyone: those CTAs never wait
+// for units.
 template <class Config, int kUnroll>
 __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
@@ -127,7 +129,7 @@ __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
   const int num_units =
       num_owned_tiles(params.num_tiles_m * params.num_tiles_n, window.num_ranks, window.rank) *
       Config::kUnitsPerTile;
-  const uint32_t epoch = shared.epoch;
+  const uint64_t epoch = shared.epoch;
   const void* peer_output = nullptr;
   uint32_t num_stored = 0;
   for (;;) {
@@ -137,9 +139,9 @@ __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
     if (unit >= num_units) break;
     const int slot = unit / Config::kUnitsPerTile;
     const int tile_idx = owned_tile(slot, window.num_ranks, window.rank);
-    // Lane p acquires from rank p; __syncwarp() passes that on to the other lanes' loads and stores.
-    // A peer's output address stays valid while this warp holds a unit: the peer's kernel of this epoch
-    // ends only when the unit has arrived.
+    // Lane p acquires from rank p; __syncwarp() passes that on to the other lanes' loads and
+    // stores. A peer's output address stays valid while this warp holds a unit: the peer's kernel
+    // of this epoch ends only when the unit has arrived.
     if (lane < window.num_ranks) {
       if (num_stored == 0) peer_output = wait_peer_output(window, lane, epoch);
       wait_epoch(window, control->tile_ready(slot, lane), epoch, kWaitTileReady, lane, tile_idx);

@@ -15,9 +15,9 @@
 
 namespace entwine {
 
-// 128x256: both math warpgroups work on one tile (one team). 128x128: each takes every other tile, so
-// that the epilogue of one runs under the mainloop of the other (two teams). Either way a thread of a
-// math warpgroup holds 128 float32 accumulators.
+// 128x256: both math warpgroups work on one tile (one team). 128x128: each takes every other tile,
+// so that the epilogue of one runs under the mainloop of the other (two teams). Either way a thread
+// of a math warpgroup holds 128 float32 accumulators.
 template <class Element_, int kTileN_, int kNumStages_>
 struct KernelConfig {
   using Element = Element_;
@@ -28,13 +28,13 @@ struct KernelConfig {
   static constexpr int kTeamThreads = kNumMathThreads / kNumTeams;
   static constexpr int kNumAccumulators = 128;
 
-  // What setmaxnreg moves from the auxiliary warpgroup to the math warpgroups: 128 * 96 + 256 * 200 stays
-  // under 384 * 168, what the launch gave out.
+  // What setmaxnreg moves from the auxiliary warpgroup to the math warpgroups: 128 * 96 + 256 * 200
+  // stays under 384 * 168, what the launch gave out.
   static constexpr int kAuxiliaryRegisters = 96, kMathRegisters = 200;
 
-  // A tile in a store buffer or a slot is a row of panels of 64 columns; a row of a panel is 128 bytes,
-  // its eight 16-byte chunks permuted by XOR with the row, so that neither the epilogue's stmatrix nor
-  // a warp that reads rows meets a bank twice.
+  // A tile in a store buffer or a slot is a row of panels of 64 columns; a row of a panel is 128
+  // bytes, its eight 16-byte chunks permuted by XOR with the row, so that neither the epilogue's
+  // stmatrix nor a warp that reads rows meets a bank twice.
   static constexpr int kPanelColumns = 64, kPanelRowBytes = 128, kChunkBytes = 16;
   static constexpr int kPanelBytes = kTileM * kPanelRowBytes;
   static constexpr int kNumPanels = kTileN / kPanelColumns;

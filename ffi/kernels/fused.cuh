@@ -1,8 +1,8 @@
 // The fused kernel: one persistent launch per GPU and call. Gives every warp its role.
 //
 // Progress does not depend on how many CTAs are resident: roles are dealt by arrival and work by
-// counters, there is no barrier across the grid, and whoever waits, waits only for work that a resident
-// CTA is already doing or that a peer's kernel does without waiting for this one.
+// counters, there is no barrier across the grid, and whoever waits, waits only for work that a
+// resident CTA is already doing or that a peer's kernel does without waiting for this one.
 #pragma once
 
 #include "kernels/comm.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
     communicates = arrival >= 1 && arrival <= params.num_comm_ctas;
   }
   // Both are under way before either is used.
-  const uint32_t last_epoch = ptx::load_relaxed_gpu(&control->epoch);
+  const uint64_t last_epoch = ptx::load_relaxed_gpu(&control->epoch);
   const int first_tile = communicates ? -1 : claim_tile(params);
   constexpr int kTeamWarps = Config::kTeamThreads / 32;
   for (int i = 0; i < Config::kNumTeams; i++) {
@@ -41,13 +41,14 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   shared.first_tile = first_tile;
 }
 
-// Tells every rank how much this CTA has stored there. The last CTA of the rank waits until the rank's
-// own output is complete, and prepares the counters for the next launch.
+// Tells every rank how much this CTA has stored there. The last CTA of the rank waits until the
+// rank's own output is complete, and prepares the counters for the next launch.
 //
-// Why two parities of slots are enough: a rank ends epoch e + 1 only when every tile has arrived there,
-// hence when every rank has pushed its partial of at least one tile in e + 1, hence when every rank has
-// ended e. So whoever pushes in e + 2 finds the slots of e, which have the same parity, read. The same
-// holds for the words of ReadyWord and for the single set of tile_ready flags.
+// Why nothing is overwritten before it was read: a rank ends epoch e only when every tile of the
+// output has arrived there, hence when every owner has read all of its slots, flags and ReadyWords
+// of e. So the slots of e are free for whoever pushes in e + 1, whatever the sizes and tile shapes
+// of the two calls, and also where a rank owns no tile. (Slots alternate between two parities all
+// the same, for ops in which a rank ends without having received from everyone.)
 template <class Config>
 __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
                                            SharedStorage<Config>& shared) {
@@ -63,9 +64,9 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
     }
   }
   if (atomicAdd(&control->exited, 1u) + 1 < gridDim.x) return;
-  const uint64_t expected =
-      control->arrived_base +
-      static_cast<uint64_t>(params.num_tiles_m) * params.num_tiles_n * Config::kUnitsPerTile;
+  ptx::fence_system();  // all other CTAs are done with the counters
+  const uint64_t expected = control->arrived_base + static_cast<uint64_t>(params.num_tiles_m) *
+                                                        params.num_tiles_n * Config::kUnitsPerTile;
   wait_arrived(window, expected);
   control->arrived_base = expected;
   control->next_tile = control->next_unit = control->next_cta = control->exited = 0;
@@ -83,8 +84,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
 
   if (threadIdx.x == 0) start_cta(params, shared);
   typename Pipeline::Params pipeline_params;
-  pipeline_params.role = warpgroup == 0 ? Pipeline::ThreadCategory::Producer
-                                        : Pipeline::ThreadCategory::Consumer;
+  pipeline_params.role =
+      warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
   pipeline_params.is_leader = threadIdx.x % cutlass::NumThreadsPerWarpGroup == 0;
   pipeline_params.num_consumers = Config::kTeamThreads;
   pipeline_params.num_producers = 1;
@@ -96,6 +97,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   if (shared.first_tile == 0 && warp == 3 && threadIdx.x % 32 < params.window.num_ranks) {
     set_ready(params.window, threadIdx.x % 32, params.output, shared.epoch);
   }
+  __syncwarp();
 
   if (shared.first_tile < 0) {
     reduce_role<Config, 4>(params, shared);

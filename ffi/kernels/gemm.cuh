@@ -15,8 +15,8 @@ __device__ __forceinline__ int claim_tile(const FusedParams<Config>& params) {
   return atomicAdd(&params.window.control[params.window.rank]->next_tile, 1u);
 }
 
-// Loader warp: claims tiles, one ahead so that the counter's latency stays hidden, publishes them to
-// the other warps and loads their operands by TMA.
+// Loader warp: claims tiles, one ahead so that the counter's latency stays hidden, publishes them
+// to the other warps and loads their operands by TMA.
 template <class Config>
 __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared,
@@ -24,16 +24,16 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
   const int lane = threadIdx.x % 32;
   const int num_tiles = params.num_tiles_m * params.num_tiles_n;
   typename Config::Mainloop mainloop;
-  const auto inputs = mainloop.load_init(cute::make_shape(params.m, params.n, params.k, 1),
-                                         params.mainloop);
+  const auto inputs =
+      mainloop.load_init(cute::make_shape(params.m, params.n, params.k, 1), params.mainloop);
   auto state = cutlass::make_producer_start_state<typename Config::Pipeline>();
   int tile_idx = shared.first_tile;
   int num_ends = 0;
   for (int item = 0;; item++) {
     TileWork work{-1, 0, 0};
     if (tile_idx < num_tiles) {
-      const auto at = tile_coordinates(tile_idx, params.num_tiles_m, params.num_tiles_n,
-                                       params.raster);
+      const auto at =
+          tile_coordinates(tile_idx, params.num_tiles_m, params.num_tiles_n, params.raster);
       work = {tile_idx, at.tile_m_idx, at.tile_n_idx};
     }
     const int stage = item % kWorkRing;
@@ -62,8 +62,8 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
 }
 
 // All CTAs finish a wave of tiles at the same time. A burst of pushes would fill the queues of the
-// links, and the mainloop's own loads would wait behind it; so each push waits for its turn within the
-// time that the next tile takes, the same turn on every rank.
+// links, and the mainloop's own loads would wait behind it; so each push waits for its turn within
+// the time that the next tile takes, the same turn on every rank.
 template <class Config>
 __device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int slot) {
   constexpr int kNumTurns = 32, kFlopsPerCycle = 4096;  // of one SM, dense 16-bit
@@ -118,13 +118,12 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
       }
       ptx::bulk_wait_source_read();
       ptx::mbarrier_arrive(&shared.buffer_empty[team]);
-      // Only now is the tile in the owner's memory: `.read` above said nothing of the destination. The
-      // proxy fence orders the copies (async proxy) before the release (generic proxy), the release
-      // orders them before the epoch for whoever acquires it at system scope.
+      // Only now is the tile in the owner's memory: `.read` above said nothing of the destination.
+      // The proxy fence orders the copies (async proxy) before the release (generic proxy), the
+      // release orders them before the epoch for whoever acquires it at system scope.
       ptx::bulk_wait_complete();
       ptx::fence_proxy_async_global();
-      ptx::store_release_system(window.control[owner]->tile_ready(slot, window.rank),
-                                shared.epoch);
+      ptx::store_release_system(window.control[owner]->tile_ready(slot, window.rank), shared.epoch);
     }
     __syncwarp();
   }
@@ -156,10 +155,11 @@ __device__ __forceinline__ void write_store_buffer(unsigned char* buffer,
   }
 }
 
-// Two teams take the stages of one operand ring in turn, and the parity of a stage's barrier cannot tell
-// the next lap from the last but one: a team that looked at a stage before the other had seen the lap
-// before arrive would take old data for its own. So a team enters the mainloop of its tile only when
-// the other has seen the last stage of the tile before. `count`: tiles that this team has begun.
+// Two teams take the stages of one operand ring in turn, and the parity of a stage's barrier cannot
+// tell the next lap from the last but one: a team that looked at a stage before the other had seen
+// the lap before arrive would take old data for its own. So a team enters the mainloop of its tile
+// only when the other has seen the last stage of the tile before. `count`: tiles that this team has
+// begun.
 template <class Config>
 __device__ __forceinline__ void wait_mainloop_turn(const PeerWindow& window,
                                                    SharedStorage<Config>& shared, int team,
@@ -196,8 +196,8 @@ __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
     auto accumulators =
         cute::partition_fragment_C(mma, cute::take<0, 2>(typename Config::TileShape{}));
     wait_mainloop_turn(params.window, shared, team, item / Config::kNumTeams);
-    mainloop.mma(pipeline, state, accumulators, params.num_k_tiles, thread_in_team,
-                 shared.mainloop, params.mainloop);
+    mainloop.mma(pipeline, state, accumulators, params.num_k_tiles, thread_in_team, shared.mainloop,
+                 params.mainloop);
     pass_mainloop_turn(shared, team);
     mainloop.mma_tail(pipeline, state, params.num_k_tiles);
     wait_phase(params.window, &shared.buffer_empty[team], parity);

@@ -1,5 +1,5 @@
-// Shared memory of a CTA, and the ring through which the loader warp tells the other warps which tiles
-// are theirs.
+// Shared memory of a CTA, and the ring through which the loader warp tells the other warps which
+// tiles are theirs.
 #pragma once
 
 #include "kernels/config.cuh"
@@ -13,7 +13,8 @@ struct alignas(16) TileWork {
   int tile_n_idx;
 };
 
-// Deep enough that a push which waits its turn does not hold up the loads of the tile after the next.
+// Deep enough that a push which waits its turn does not hold up the loads of the tile after the
+// next.
 constexpr int kWorkRing = 4;
 
 template <class Config>
@@ -26,12 +27,12 @@ struct SharedStorage {
   uint64_t buffer_full[Config::kNumTeams], buffer_empty[Config::kNumTeams];
   uint64_t mainloop_turn[Config::kNumTeams];
   int first_tile;  // negative: this CTA communicates
-  uint32_t epoch;
+  uint64_t epoch;
   uint32_t num_units_stored;
 };
 
-// The `item`-th tile of this CTA. Every warp that calls this calls it for its tiles in order; the ring
-// has one stage per item and one phase per lap, so a phase cannot be taken for another.
+// The `item`-th tile of this CTA. Every warp that calls this calls it for its tiles in order; the
+// ring has one stage per item and one phase per lap, so a phase cannot be taken for another.
 template <class Config>
 __device__ __forceinline__ TileWork take_work(const PeerWindow& window,
                                               SharedStorage<Config>& shared, int item) {

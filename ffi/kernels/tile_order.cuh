@@ -3,8 +3,8 @@
 // in Python, and a test holds the two together.
 //
 // Every rank visits the tiles in the same order. The tile at position `i` of that order is owned by
-// rank `i % num_ranks`, so any `num_ranks` tiles that are finished together go to different ranks and
-// every link carries the same load at any time.
+// rank `i % num_ranks`, so any `num_ranks` tiles that are finished together go to different ranks
+// and every link carries the same load at any time.
 #pragma once
 
 #ifdef __CUDACC__
@@ -22,8 +22,8 @@ struct TileCoordinates {
 
 ENTWINE_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Bands of `raster` tile rows; inside a band column by column, rows fastest. Tiles that are computed
-// at the same time then share rows of x and columns of w in the L2 cache.
+// Bands of `raster` tile rows; inside a band column by column, rows fastest. Tiles that are
+// computed at the same time then share rows of x and columns of w in the L2 cache.
 ENTWINE_HOST_DEVICE TileCoordinates tile_coordinates(int tile_idx, int num_tiles_m, int num_tiles_n,
                                                      int raster) {
   const int tiles_in_band = raster * num_tiles_n;

@@ -10,10 +10,12 @@ namespace entwine {
 
 template <class Config>
 void load_instance() {
-  // Setting an attribute loads the kernel on the current device.
+  cudaFuncAttributes attributes{};
+  // Asking for the attributes loads the kernel on the current device.
+  check_cuda(cudaFuncGetAttributes(&attributes, fused_kernel<Config>), "loading the fused kernel");
   check_cuda(cudaFuncSetAttribute(fused_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   sizeof(SharedStorage<Config>)),
-             "loading the fused kernel");
+             "reserving shared memory for the fused kernel");
 }
 
 template <class Config>
@@ -28,7 +30,8 @@ void launch_instance(const Operands& operands, const Schedule& schedule, const P
       static_cast<const Element*>(operands.w),
       cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {n, k, 1})};
   FusedParams<Config> params{
-      .mainloop = Mainloop::to_underlying_arguments(cute::make_shape(m, n, k, 1), arguments, nullptr),
+      .mainloop =
+          Mainloop::to_underlying_arguments(cute::make_shape(m, n, k, 1), arguments, nullptr),
       .window = window,
       .output = operands.output,
       .m = m,
@@ -42,9 +45,13 @@ void launch_instance(const Operands& operands, const Schedule& schedule, const P
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
   };
-  fused_kernel<Config>
-      <<<num_ctas, Config::kNumThreads, sizeof(SharedStorage<Config>), stream>>>(params);
-  check_cuda(cudaGetLastError(), "launching the fused kernel");
+  cudaLaunchConfig_t config{};
+  config.gridDim = num_ctas;
+  config.blockDim = Config::kNumThreads;
+  config.dynamicSmemBytes = sizeof(SharedStorage<Config>);
+  config.stream = stream;
+  check_cuda(cudaLaunchKernelEx(&config, fused_kernel<Config>, params),
+             "launching the fused kernel");
 }
 
 template <class Config>

@@ -40,8 +40,9 @@ void check_call(const Operands& operands, const Schedule& schedule, const PeerWi
           "must be a positive multiple of 8");
   require(window.num_ranks >= 1 && window.num_ranks <= kMaxRanks, "num_ranks", window.num_ranks,
           "must be in 1..8");
-  require(schedule.raster >= 1 && schedule.raster < kMaxSize / operands.n, "schedule.raster",
-          schedule.raster, "must be positive");
+  require(schedule.raster >= 1 && schedule.raster < kMaxSize &&
+              schedule.raster * ((operands.n + schedule.tile_n - 1) / schedule.tile_n) < kMaxSize,
+          "schedule.raster", schedule.raster, "a band must have 1 to 2^30 tiles");
   require(schedule.num_spare_warps >= 0 && schedule.num_spare_warps <= 2,
           "schedule.num_spare_warps", schedule.num_spare_warps, "must be in 0..2");
   require(schedule.num_comm_ctas >= 0 && schedule.num_comm_ctas < num_ctas,
@@ -56,9 +57,8 @@ void check_call(const Operands& operands, const Schedule& schedule, const PeerWi
             static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer)), "must be 16-byte aligned");
   }
 
-  const int64_t rows = schedule.rows_per_launch == 0
-                           ? operands.m
-                           : std::min(operands.m, schedule.rows_per_launch);
+  const int64_t rows =
+      schedule.rows_per_launch == 0 ? operands.m : std::min(operands.m, schedule.rows_per_launch);
   const int64_t num_tiles = (rows + instance.tile_m - 1) / instance.tile_m *
                             ((operands.n + instance.tile_n - 1) / instance.tile_n);
   const int64_t slots_per_source = (num_tiles + window.num_ranks - 1) / window.num_ranks;
@@ -74,6 +74,7 @@ void check_call(const Operands& operands, const Schedule& schedule, const PeerWi
 
 void check_cuda(cudaError_t error, const std::string& what) {
   if (error != cudaSuccess) {
+    cudaGetLastError();  // taken: no later call shall report it again
     throw std::runtime_error(what + ": " + cudaGetErrorString(error));
   }
 }

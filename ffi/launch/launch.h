@@ -33,7 +33,8 @@ struct Operands {
   int64_t m, n, k;
 };
 
-// Thrown for a call that the kernel must not be launched with: it would corrupt memory or never end.
+// Thrown for a call that the kernel must not be launched with: it would corrupt memory or never
+// end.
 class InvalidCall : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
@@ -43,9 +44,9 @@ void check_cuda(cudaError_t error, const std::string& what);
 // Loads every kernel on the current device, so that no launch has to while another kernel spins.
 void load_kernels();
 
-// Enqueues out = sum over ranks of x @ w, as several launches where schedule.rows_per_launch says so.
-// `num_ctas` is the size of the grid (the SMs of the device, unless ranks share it). Each launch is one
-// epoch: every rank of the group has to make the same calls in the same order.
+// Enqueues out = sum over ranks of x @ w, as several launches where schedule.rows_per_launch says
+// so. `num_ctas` is the size of the grid (the SMs of the device, unless ranks share it). Each
+// launch is one epoch: every rank of the group has to make the same calls in the same order.
 void launch_matmul_allreduce(const Operands& operands, const Schedule& schedule,
                              const PeerWindow& window, int num_ctas, cudaStream_t stream);
 

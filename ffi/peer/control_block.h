@@ -1,14 +1,17 @@
 // What the ranks of a group share in device memory: one control block and one array of slots each.
 //
-// | word         | fact it states                                         | written by      | read by |
+// | word         | fact it states                                         | written by      | read
+// by |
 // |--------------|--------------------------------------------------------|-----------------|---------|
-// | ready        | the peer's kernel of this epoch has started; its output | the peer        | owner   |
-// | tile_ready   | the source's partial of this tile lies in its slot      | the source      | owner   |
-// | arrived      | so many units have been stored to this rank's output    | every owner     | rank    |
-// | next_*, exited, epoch, arrived_base | counters of this rank alone      | rank            | rank    |
+// | ready        | the peer's kernel of this epoch has started; its output | the peer        |
+// owner   | | tile_ready   | the source's partial of this tile lies in its slot      | the source
+// | owner   | | arrived      | so many units have been stored to this rank's output    | every
+// owner     | rank    | | next_*, exited, epoch, arrived_base | counters of this rank alone      |
+// rank            | rank    |
 //
-// All of them only grow from call to call and are never reset, except the counters of one launch, which
-// its last CTA sets back. Epochs are compared as signed differences, so they may wrap around.
+// All of them only grow from call to call and are never reset, except the counters of one launch,
+// which its last CTA sets back. Epochs have 64 bits: a flag that was last set any time ago stays in
+// the past.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +25,7 @@ constexpr int kMaxRanks = 8;
 
 struct alignas(16) ReadyWord {
   uint64_t output;  // address of the output that the peer's kernel of `epoch` may be sent
-  uint32_t epoch;
-  uint32_t unused;
+  uint64_t epoch;
 };
 
 struct ControlBlock {
@@ -32,16 +34,16 @@ struct ControlBlock {
   alignas(128) uint32_t next_unit;
   alignas(128) uint32_t next_cta;
   alignas(128) uint32_t exited;
-  uint32_t epoch;         // launches that have ended on this rank: in step on all ranks
   uint32_t failed;        // 1 once a wait has passed its deadline
+  uint64_t epoch;         // launches that have ended on this rank: in step on all ranks
   uint64_t arrived_base;  // `arrived` at the end of the last launch
 
   alignas(128) ReadyWord ready[kMaxRanks];  // by peer
   alignas(128) uint64_t arrived;
 
   // By slot and source: the epoch in which that partial has arrived. Follows the block in memory.
-  ENTWINE_HOST_DEVICE uint32_t* tile_ready(int slot, int source) {
-    return reinterpret_cast<uint32_t*>(this + 1) + slot * kMaxRanks + source;
+  ENTWINE_HOST_DEVICE uint64_t* tile_ready(int slot, int source) {
+    return reinterpret_cast<uint64_t*>(this + 1) + slot * kMaxRanks + source;
   }
 };
 

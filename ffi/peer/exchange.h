@@ -12,8 +12,8 @@ class Exchange {
   virtual int rank() const = 0;
   virtual int num_ranks() const = 0;
   // Collective and blocking: every rank gives `num_bytes` at `mine` and gets those of all ranks, in
-  // rank order, at `all`. Everything a rank did on its device's default or exchange stream before is
-  // done when the call returns on any rank.
+  // rank order, at `all`. Everything a rank did on its device's default or exchange stream before
+  // is done when the call returns on any rank.
   virtual void all_gather(const void* mine, void* all, size_t num_bytes) = 0;
 };
 

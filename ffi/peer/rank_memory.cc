@@ -53,7 +53,7 @@ int RankMemory::max_owned_tiles() const {
 }
 
 size_t RankMemory::control_bytes() const {
-  return sizeof(ControlBlock) + max_owned_tiles() * kMaxRanks * sizeof(uint32_t);
+  return sizeof(ControlBlock) + max_owned_tiles() * kMaxRanks * sizeof(uint64_t);
 }
 
 }  // namespace entwine

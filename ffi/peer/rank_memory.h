@@ -1,4 +1,5 @@
-// The device memory that one rank shares with its group, and the record its kernel leaves on failure.
+// The device memory that one rank shares with its group, and the record its kernel leaves on
+// failure.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,8 @@ namespace entwine {
 // Owns the memory; frees it on destruction. Made on the current device.
 class RankMemory {
  public:
-  // `slot_bytes`: both parities together. Control words start at zero, slots are poisoned with NaNs so
-  // that a read before the write cannot pass unseen.
+  // `slot_bytes`: both parities together. Control words start at zero, slots are poisoned with NaNs
+  // so that a read before the write cannot pass unseen.
   explicit RankMemory(size_t slot_bytes);
   ~RankMemory();
   RankMemory(const RankMemory&) = delete;

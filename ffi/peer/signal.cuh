@@ -1,5 +1,5 @@
-// Setting and awaiting the words of a ControlBlock. Order and scope are in the names; every wait ends,
-// either with the awaited value or, past the deadline, with a record for the host and a trap.
+// Setting and awaiting the words of a ControlBlock. Order and scope are in the names; every wait
+// ends, either with the awaited value or, past the deadline, with a record for the host and a trap.
 #pragma once
 
 #include "peer/control_block.h"
@@ -10,9 +10,10 @@
 namespace entwine {
 
 // The last act of a kernel whose wait passed its deadline. The first thread of the rank to get here
-// tells the host; the trap ends the kernel and with it the CUDA context: better than a wrong result.
+// tells the host; the trap ends the kernel and with it the CUDA context: better than a wrong
+// result.
 __device__ __forceinline__ void fail_wait(const PeerWindow& window, WaitKind kind, int peer,
-                                              int tile, uint64_t expected, uint64_t seen) {
+                                          int tile, uint64_t expected, uint64_t seen) {
   if (atomicExch(&window.control[window.rank]->failed, 1u) == 0) {
     volatile WaitFailure* failure = window.failure;
     failure->rank = window.rank;
@@ -42,14 +43,14 @@ class Deadline {
 };
 
 // Called by one thread. Acquires at system scope: what the thread that released `epoch` had done or
-// seen before is visible to this thread afterwards, and to its warp after __syncwarp(). `word` lies in
-// this GPU's memory (peers set it from afar), so polling does not load the links.
-__device__ __forceinline__ void wait_epoch(const PeerWindow& window, const uint32_t* word,
-                                           uint32_t epoch, WaitKind kind, int peer, int tile) {
-  uint32_t seen = ptx::load_acquire_system(word);
-  if (static_cast<int32_t>(seen - epoch) >= 0) return;
+// seen before is visible to this thread afterwards, and to its warp after __syncwarp(). `word` lies
+// in this GPU's memory (peers set it from afar), so polling does not load the links.
+__device__ __forceinline__ void wait_epoch(const PeerWindow& window, const uint64_t* word,
+                                           uint64_t epoch, WaitKind kind, int peer, int tile) {
+  uint64_t seen = ptx::load_acquire_system(word);
+  if (seen >= epoch) return;
   const Deadline deadline(window);
-  while (static_cast<int32_t>((seen = ptx::load_acquire_system(word)) - epoch) < 0) {
+  while ((seen = ptx::load_acquire_system(word)) < epoch) {
     __nanosleep(64);
     if (deadline.passed()) fail_wait(window, kind, peer, tile, epoch, seen);
   }
@@ -65,8 +66,8 @@ __device__ __forceinline__ void wait_arrived(const PeerWindow& window, uint64_t 
   }
 }
 
-// Waits for a phase of an mbarrier of this CTA. Only warps of the same CTA and its own copies arrive
-// there, so the deadline is passed only if one of them failed.
+// Waits for a phase of an mbarrier of this CTA. Only warps of the same CTA and its own copies
+// arrive there, so the deadline is passed only if one of them failed.
 __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint64_t* barrier,
                                            uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
@@ -76,11 +77,11 @@ __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint6
   }
 }
 
-// Tells `peer` that this rank's kernel of `epoch` has started and may be sent its output at `output`.
-// The release orders the address before the epoch. Nothing else is promised: it says nothing of
-// earlier epochs beyond what the end of a launch says.
+// Tells `peer` that this rank's kernel of `epoch` has started and may be sent its output at
+// `output`. The release orders the address before the epoch. Nothing else is promised: it says
+// nothing of earlier epochs beyond what the end of a launch says.
 __device__ __forceinline__ void set_ready(const PeerWindow& window, int peer, void* output,
-                                          uint32_t epoch) {
+                                          uint64_t epoch) {
   ReadyWord* word = &window.control[peer]->ready[window.rank];
   ptx::store_relaxed_system(&word->output, reinterpret_cast<uint64_t>(output));
   ptx::store_release_system(&word->epoch, epoch);
@@ -88,7 +89,7 @@ __device__ __forceinline__ void set_ready(const PeerWindow& window, int peer, vo
 
 // Called by one thread: the address where `peer` wants its output of `epoch`.
 __device__ __forceinline__ void* wait_peer_output(const PeerWindow& window, int peer,
-                                                  uint32_t epoch) {
+                                                  uint64_t epoch) {
   const ReadyWord* word = &window.control[window.rank]->ready[peer];
   wait_epoch(window, &word->epoch, epoch, kWaitPeerReady, peer, -1);
   return reinterpret_cast<void*>(ptx::load_relaxed_system(&word->output));

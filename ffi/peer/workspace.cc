@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,7 +23,7 @@ struct Entry {
 
 struct Registry {
   std::mutex mutex;  // held for look-ups and insertions only, never across a launch or an exchange
-  WorkspaceLimits limits;
+  std::atomic<uint64_t> deadline_ns{10'000'000'000};
   std::map<const void*, Entry> entries;
 };
 
@@ -50,21 +51,8 @@ void enable_peer_access(int peer) {
   }
 }
 
-std::unique_ptr<RankMemory> allocate(std::string& problem) {
+std::unique_ptr<RankMemory> allocate(size_t slot_bytes, std::string& problem) {
   try {
-    const WorkspaceLimits limits = workspace_limits();
-    const size_t slot_bytes = slot_bytes_per_group(limits);
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    size_t used = 0;
-    for (const WorkspaceInfo& info : workspace_report()) {
-      if (info.device == device) used += info.slot_bytes;
-    }
-    if (used + slot_bytes > limits.workspace_bytes) {
-      throw std::runtime_error("the workspaces of device " + std::to_string(device) +
-                               " have reached their limit of " +
-                               std::to_string(limits.workspace_bytes >> 20) + " MiB");
-    }
     return std::make_unique<RankMemory>(slot_bytes);
   } catch (const std::exception& error) {
     problem = error.what();
@@ -74,20 +62,11 @@ std::unique_ptr<RankMemory> allocate(std::string& problem) {
 
 }  // namespace
 
-size_t slot_bytes_per_group(const WorkspaceLimits& limits) {
-  constexpr size_t kGranularity = size_t{1} << 20;
-  return limits.workspace_bytes / 2 / kGranularity * kGranularity;
+void set_deadline(double seconds) {
+  registry().deadline_ns.store(static_cast<uint64_t>(seconds * 1e9));
 }
 
-void configure_workspaces(const WorkspaceLimits& limits) {
-  const std::lock_guard lock(registry().mutex);
-  registry().limits = limits;
-}
-
-WorkspaceLimits workspace_limits() {
-  const std::lock_guard lock(registry().mutex);
-  return registry().limits;
-}
+uint64_t deadline_ns() { return registry().deadline_ns.load(); }
 
 const Workspace* find_workspace(const void* key) {
   const std::lock_guard lock(registry().mutex);
@@ -95,14 +74,19 @@ const Workspace* find_workspace(const void* key) {
   return found == registry().entries.end() ? nullptr : &found->second.workspace;
 }
 
-const Workspace& make_workspace(const void* key, Exchange& exchange) {
+const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& exchange) {
   const int rank = exchange.rank(), num_ranks = exchange.num_ranks();
   if (num_ranks > kMaxRanks) {
     throw InvalidCall("num_ranks=" + std::to_string(num_ranks) + ": at most 8 are supported");
   }
   Entry entry;
+  Workspace& workspace = entry.workspace;
+  check_cuda(cudaGetDevice(&workspace.device), "cudaGetDevice");
+  check_cuda(
+      cudaDeviceGetAttribute(&workspace.num_sms, cudaDevAttrMultiProcessorCount, workspace.device),
+      "asking for the number of SMs");
   std::string problem;
-  entry.memory = allocate(problem);
+  entry.memory = allocate(slot_bytes, problem);
 
   // A rank without memory still takes part, or the others would wait for it.
   Introduction mine{getpid(), -1, nullptr, nullptr, 0};
@@ -113,7 +97,7 @@ const Workspace& make_workspace(const void* key, Exchange& exchange) {
   Introduction all[kMaxRanks];
   exchange.all_gather(&mine, all, sizeof(Introduction));
 
-  PeerWindow& window = entry.workspace.window;
+  PeerWindow& window = workspace.window;
   window.rank = rank;
   window.num_ranks = num_ranks;
   for (int peer = 0; peer < num_ranks; peer++) {
@@ -147,10 +131,6 @@ const Workspace& make_workspace(const void* key, Exchange& exchange) {
   window.parity_bytes = entry.memory->slot_bytes() / 2;
   window.max_owned_tiles = entry.memory->max_owned_tiles();
   window.failure = entry.memory->failure();
-  window.deadline_ns = static_cast<uint64_t>(workspace_limits().deadline_seconds * 1e9);
-  check_cuda(cudaDeviceGetAttribute(&entry.workspace.num_sms, cudaDevAttrMultiProcessorCount,
-                                    entry.memory->device()),
-             "asking for the number of SMs");
   const std::lock_guard lock(registry().mutex);
   return registry().entries.insert_or_assign(key, std::move(entry)).first->second.workspace;
 }
@@ -173,14 +153,6 @@ std::string last_failure() {
     if (!message.empty()) return message;
   }
   return "";
-}
-
-void release_workspaces() {
-  const std::lock_guard lock(registry().mutex);
-  for (const auto& [key, entry] : registry().entries) {
-    if (cudaSetDevice(entry.memory->device()) == cudaSuccess) cudaDeviceSynchronize();
-  }
-  registry().entries.clear();
 }
 
 }  // namespace entwine

@@ -1,15 +1,10 @@
-// Loads, stores and fences: one instruction per function, the name gives operation, order and scope.
+// Loads, stores and fences: one instruction per function, the name gives operation, order and
+// scope.
 #pragma once
 
 #include <cstdint>
 
 namespace entwine::ptx {
-
-__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t* address) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
 
 __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* address) {
   uint64_t value;
@@ -17,9 +12,9 @@ __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* address)
   return value;
 }
 
-__device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t* address) {
-  uint32_t value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+__device__ __forceinline__ uint64_t load_relaxed_gpu(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
 
@@ -33,17 +28,15 @@ __device__ __forceinline__ void store_relaxed_system(uint64_t* address, uint64_t
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+__device__ __forceinline__ void store_release_system(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ void add_relaxed_system(uint64_t* address, uint64_t value) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ void fence_system() {
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // Orders this thread's accesses to global memory through the generic proxy and through the async
 // proxy (bulk copies).

@@ -9,8 +9,9 @@ pytestmark = pytest.mark.gpu
 
 PROGRAM = """
 from entwine_jax import Schedule, _ffi
-_ffi.run_virtual_ranks(512, 1024, 256, 2, [0, 1], "bfloat16", Schedule().as_attributes(), 132,
-                       num_calls=1, missing_rank=1, deadline_seconds=1.0)
+problem = {"m": 512, "n": 1024, "k_local": 256, **Schedule().as_attributes()}
+_ffi.run_virtual_ranks([problem], 2, [0, 1], "bfloat16", 132, num_calls=1, missing_rank=1,
+                       deadline_seconds=1.0)
 """
 
 

@@ -10,24 +10,29 @@ pytestmark = pytest.mark.gpu
 NUM_SMS = 132
 
 
-def run(m, n, k_local, num_ranks, num_devices, schedule, *, num_ctas=None, **options):
+def problem(m, n, k_local, schedule):
+    return {"m": m, "n": n, "k_local": k_local, **schedule.as_attributes()}
+
+
+def run_mixed(problems, num_ranks, num_devices, *, num_ctas=None, dtype="bfloat16", **options):
     from entwine_jax import _ffi
 
     num_devices = min(num_devices, len(jax.devices()), num_ranks)
     ranks_on_a_gpu = -(-num_ranks // num_devices)
     result = _ffi.run_virtual_ranks(
-        m,
-        n,
-        k_local,
+        problems,
         num_ranks,
         list(range(num_devices)),
-        options.pop("dtype", "bfloat16"),
-        schedule.as_attributes(),
+        dtype,
         num_ctas or NUM_SMS // ranks_on_a_gpu,
         **options,
     )
     assert result["wrong_partials"] == 0
     assert result["wrong_elements"] == 0
+
+
+def run(m, n, k_local, num_ranks, num_devices, schedule, **options):
+    run_mixed([problem(m, n, k_local, schedule)], num_ranks, num_devices, **options)
 
 
 SCHEDULES = [
@@ -71,3 +76,23 @@ def test_a_late_rank_changes_nothing():
 
 def test_many_calls():
     run(260, 520, 72, 4, 2, Schedule(tile_n=128), num_calls=3000)
+
+
+@pytest.mark.parametrize("k_local", [64, 136, 192, 256, 320, 384, 704])
+def test_teams_that_share_a_short_operand_ring(k_local):
+    """The two math warpgroups of narrow tiles take the stages of one ring in turn."""
+    run(4096, 4096, k_local, 2, 2, Schedule(tile_n=128), num_calls=12)
+    run(516, 1032, k_local, 8, 1, Schedule(tile_n=128), num_calls=60)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_mixed_problems_in_one_workspace(num_ranks):
+    """Sizes and tile shapes that change from call to call, with ranks that own no tile."""
+    problems = [
+        problem(516, 1032, 264, Schedule(tile_n=128)),
+        problem(1, 8, 8, Schedule(tile_n=256)),
+        problem(300, 2056, 72, Schedule(tile_n=256, num_comm_ctas=1)),
+        problem(129, 136, 136, Schedule(tile_n=128)),
+        problem(1024, 1024, 64, Schedule(tile_n=256, rows_per_launch=256)),
+    ]
+    run_mixed(problems, num_ranks, 2, num_calls=300)
