@@ -32,7 +32,8 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def fused_lowering(monkeypatch):
-    """Lowers as if this machine could run the fused kernel."""
-    from entwine_jax import runtime
+    """Lowers as if this machine could run the fused kernel, with the whole workspace to share."""
+    from entwine_jax import runtime, workspace
 
+    monkeypatch.setattr(workspace, "_shares", {})
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)
