@@ -34,7 +34,7 @@ ready := build/installed
 endif
 
 example: $(ready)
-	$(python) examples/sharded_transformer_layer.py
+	PYTHONPATH=. $(python) examples/sharded_transformer_layer.py
 
 test: $(ready) lint
 	$(python) -m pytest

@@ -270,10 +270,7 @@ class VirtualRanks {
     rank.device = request_.devices[r % request_.devices.size()];
     check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
     for (int peer : request_.devices) {
-      if (peer == rank.device) continue;
-      const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-      if (error != cudaErrorPeerAccessAlreadyEnabled) check_cuda(error, "enabling peer access");
-      cudaGetLastError();
+      if (peer != rank.device) enable_peer_access(peer);
     }
     // All kernels are loaded before any of them runs: loading may wait for running ones.
     load_kernels();

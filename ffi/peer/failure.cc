@@ -1,6 +1,12 @@
 #include "peer/failure.h"
 
 #include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "peer/workspace.h"
 
 namespace entwine {
 
@@ -29,6 +35,19 @@ std::string describe(const WaitFailure& failure) {
          std::to_string(failure.expected) + ", seen " + std::to_string(failure.seen) +
          "). A rank did not arrive or arrived too late; the deadline is "
          "ENTWINE_JAX_DEADLINE_SECONDS, and ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
+}
+
+void watch_for_failures() {
+  static std::once_flag started;
+  std::call_once(started, [] {
+    std::thread([] {
+      std::string message;
+      while ((message = last_failure()).empty()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      std::fprintf(stderr, "%s\n", message.c_str());
+    }).detach();
+  });
 }
 
 }  // namespace entwine

@@ -7,6 +7,10 @@
 
 namespace entwine {
 
+// Prints what last_failure() says to standard error as soon as it says something: XLA's own error
+// only tells that a kernel failed. Starts its thread on the first call.
+void watch_for_failures();
+
 // Empty while the record says that nothing failed.
 std::string describe(const WaitFailure& failure);
 

@@ -16,6 +16,15 @@ constexpr size_t kSmallestTileBytes = 128 * 128 * 2;
 constexpr int kPoison = 0xff;
 }  // namespace
 
+void enable_peer_access(int peer) {
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+  } else {
+    check_cuda(error, "enabling peer access to device " + std::to_string(peer));
+  }
+}
+
 RankMemory::RankMemory(size_t slot_bytes) : slot_bytes_(slot_bytes) {
   try {
     check_cuda(cudaGetDevice(&device_), "cudaGetDevice");

@@ -8,6 +8,9 @@
 
 namespace entwine {
 
+// Lets the current device read and write the memory of `peer`.
+void enable_peer_access(int peer);
+
 // Owns the memory; frees it on destruction. Made on the current device.
 class RankMemory {
  public:

@@ -42,15 +42,6 @@ struct Introduction {
   size_t slot_bytes;
 };
 
-void enable_peer_access(int peer) {
-  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    cudaGetLastError();
-  } else {
-    check_cuda(error, "enabling peer access to device " + std::to_string(peer));
-  }
-}
-
 std::unique_ptr<RankMemory> allocate(size_t slot_bytes, std::string& problem) {
   try {
     return std::make_unique<RankMemory>(slot_bytes);
@@ -131,6 +122,7 @@ const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& ex
   window.parity_bytes = entry.memory->slot_bytes() / 2;
   window.max_owned_tiles = entry.memory->max_owned_tiles();
   window.failure = entry.memory->failure();
+  watch_for_failures();
   const std::lock_guard lock(registry().mutex);
   return registry().entries.insert_or_assign(key, std::move(entry)).first->second.workspace;
 }

@@ -1,5 +1,6 @@
 """A rank that never comes: an error on the others. In a process of its own: its context is lost."""
 
+import os
 import subprocess
 import sys
 
@@ -22,3 +23,45 @@ def test_missing_rank_ends_in_an_error():
     assert done.returncode == 1, done.stderr
     assert "rank 0 waited for rank 1 to start the same call" in done.stderr
     assert "ENTWINE_JAX_DEADLINE_SECONDS" in done.stderr
+
+
+VARYING_BRANCH = """
+import jax, jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+import entwine_jax
+
+mesh = jax.make_mesh((2,), ("tp",), axis_types=(jax.sharding.AxisType.Auto,))
+schedule = entwine_jax.Schedule()
+
+def local(x, w):
+    def call(x, w):
+        return entwine_jax.matmul_allreduce(x, w, "tp", schedule=schedule)
+
+    def skip(x, w):
+        return jnp.zeros((x.shape[0], w.shape[1]), x.dtype)
+
+    return lax.cond(lax.axis_index("tp") == 0, call, skip, x, w)
+
+f = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(None, "tp"), P("tp")), out_specs=P("tp"),
+                          check_vma=False))
+x, w = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 512), jnp.bfloat16)
+try:
+    jax.block_until_ready(f(x, w))
+except Exception as error:
+    print("caught", type(error).__name__)
+"""
+
+
+def test_a_branch_that_only_one_rank_takes():
+    """As with any collective this is an error of the program; it must not hang."""
+    done = subprocess.run(
+        [sys.executable, "-c", VARYING_BRANCH],
+        env={**os.environ, "ENTWINE_JAX_DEADLINE_SECONDS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "rank 0 waited for rank 1 to start the same call" in done.stderr
+    assert "caught" in done.stdout
