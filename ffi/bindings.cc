@@ -26,6 +26,35 @@ NB_MODULE(_ffi, m) {
   m.def("owned_tile", &entwine::owned_tile, nb::arg("slot"), nb::arg("num_ranks"), nb::arg("rank"));
   m.def("num_owned_tiles", &entwine::num_owned_tiles, nb::arg("num_tiles"), nb::arg("num_ranks"),
         nb::arg("rank"));
+  m.def(
+      "reducescatter_place",
+      [](int tile_idx, int num_tiles_n, int raster, int num_ranks, int num_batches, int block_rows,
+         int tile_m) {
+        const auto p = entwine::reducescatter_place(tile_idx, num_tiles_n, raster, num_ranks,
+                                                    {num_batches, block_rows, block_rows}, tile_m);
+        return nb::make_tuple(p.owner, p.slot, p.x_row, p.output_row, p.rows, p.tile_n_idx);
+      },
+      nb::arg("tile_idx"), nb::arg("num_tiles_n"), nb::arg("raster"), nb::arg("num_ranks"),
+      nb::arg("num_batches"), nb::arg("block_rows"), nb::arg("tile_m"),
+      nb::sig("def reducescatter_place(tile_idx: int, num_tiles_n: int, raster: int, "
+              "num_ranks: int, num_batches: int, block_rows: int, tile_m: int) "
+              "-> tuple[int, int, int, int, int, int]"),
+      "(owner, slot, row of x, row of y, valid rows, tile_n_idx)");
+  m.def(
+      "allgather_place",
+      [](int tile_idx, int num_tiles_n, int raster, int num_ranks, int rank, int num_batches,
+         int block_rows, int tile_m) {
+        const auto p = entwine::allgather_place(tile_idx, num_tiles_n, raster, num_ranks, rank,
+                                                {num_batches, block_rows, block_rows}, tile_m);
+        return nb::make_tuple(p.source, p.tile_row, p.shard_row, p.output_row, p.rows,
+                              p.tile_n_idx);
+      },
+      nb::arg("tile_idx"), nb::arg("num_tiles_n"), nb::arg("raster"), nb::arg("num_ranks"),
+      nb::arg("rank"), nb::arg("num_batches"), nb::arg("block_rows"), nb::arg("tile_m"),
+      nb::sig("def allgather_place(tile_idx: int, num_tiles_n: int, raster: int, num_ranks: int, "
+              "rank: int, num_batches: int, block_rows: int, tile_m: int) "
+              "-> tuple[int, int, int, int, int, int]"),
+      "(source, tile row, row of the shard, row of y, valid rows, tile_n_idx)");
 
   m.def(
       "build_info",

@@ -45,7 +45,7 @@ __global__ void fill_random(Element* out, size_t size, uint64_t seed, float scal
 // Compares sampled elements of x @ w with a float64 dot product, one block a sample.
 template <class Element>
 __global__ void check_partial(const Element* x, const Element* w, const Element* product, int64_t m,
-                              int64_t n, int64_t k, double unit_roundoff,
+                              int64_t n, int64_t k, bool w_transposed, double unit_roundoff,
                               unsigned long long* wrong) {
   const uint64_t hash = (blockIdx.x + 1) * 0x9e3779b97f4a7c15ull;
   // The corners first: where tiles are cut off.
@@ -54,8 +54,9 @@ __global__ void check_partial(const Element* x, const Element* w, const Element*
   __shared__ double sums[kThreads], magnitudes[kThreads];
   double sum = 0, magnitude = 0;
   for (int64_t i = threadIdx.x; i < k; i += kThreads) {
-    const double term = static_cast<double>(to_float(x[row * k + i])) *
-                        static_cast<double>(to_float(w[i * n + column]));
+    const double term =
+        static_cast<double>(to_float(x[row * k + i])) *
+        static_cast<double>(to_float(w[w_transposed ? column * k + i : i * n + column]));
     sum += term;
     magnitude += fabs(term);
   }
@@ -73,21 +74,35 @@ __global__ void check_partial(const Element* x, const Element* w, const Element*
   if (!(fabs(seen - sum) <= allowed)) atomicAdd(wrong, 1ull);
 }
 
+// The products of all ranks, or of one alone where nothing is summed.
 template <class Element>
 struct Partials {
   const Element* product[kMaxRanks];
+  int num_products;
+};
+
+// Which rows of the products an output has: num_batches blocks of block_rows, `stride` rows apart, the
+// first at `first_row`.
+struct OutputRows {
+  int64_t block_rows, stride, first_row;
 };
 
 template <class Element>
-__global__ void check_sum(Partials<Element> partials, int num_ranks, const uint16_t* output,
-                          size_t size, unsigned long long* wrong) {
+__global__ void check_sum(Partials<Element> partials, OutputRows rows, const uint16_t* output,
+                          size_t size, int64_t n, unsigned long long* wrong) {
   for (size_t i = blockIdx.x * size_t{kThreads} + threadIdx.x; i < size;
        i += size_t{kThreads} * gridDim.x) {
+    const int64_t row = i / n, column = i % n;
+    const int64_t batch = row / rows.block_rows;
+    const size_t at = (rows.first_row + batch * rows.stride + row % rows.block_rows) * n + column;
     float sum = 0;
-    for (int r = 0; r < num_ranks; r++) sum += to_float(partials.product[r][i]);
+    for (int r = 0; r < partials.num_products; r++) sum += to_float(partials.product[r][at]);
     Element rounded;
     round_to(sum, &rounded);
-    if (reinterpret_cast<const uint16_t&>(rounded) != output[i]) atomicAdd(wrong, 1ull);
+    const uint16_t expected = reinterpret_cast<const uint16_t&>(rounded);
+    // A sum from 0 has no -0; a product that is not summed may be one.
+    const bool both_zero = ((expected | output[i]) & 0x7fff) == 0;
+    if (expected != output[i] && !both_zero) atomicAdd(wrong, 1ull);
   }
 }
 
@@ -121,9 +136,11 @@ class DeviceBuffer {
   void* pointer_ = nullptr;
 };
 
-// The operands and results of one problem on one rank.
+// The operands and results of one problem on one rank. whole_x, gathered: AllGather only; whole_x is
+// what gathered has to become.
 struct Buffers {
   std::unique_ptr<DeviceBuffer> x[kNumSets], w, product[kNumSets], output[kNumSets];
+  std::unique_ptr<DeviceBuffer> whole_x[kNumSets], gathered[kNumSets];
 };
 
 struct Rank {
@@ -230,9 +247,9 @@ class VirtualRanks {
 
   VirtualRanksResult run() {
     VirtualRanksResult result{};
-    make_products();
-    result.wrong_partials = take_wrong();
-    {
+    if (request_.num_calls > 0) {
+      make_products();
+      result.wrong_partials = take_wrong();
       std::unique_ptr<HeldSms> held;
       if (request_.resident_ctas > 0) {
         held = std::make_unique<HeldSms>(used_devices(), request_.resident_ctas);
@@ -254,12 +271,12 @@ class VirtualRanks {
   }
 
  private:
-  struct Call {
+  struct Turn {
     const VirtualProblem& problem;
     int problem_idx, set;
   };
 
-  Call call_at(int call) const {
+  Turn turn_of(int call) const {
     const int num_problems = static_cast<int>(request_.problems.size());
     const int problem_idx = call % num_problems;
     return {request_.problems[problem_idx], problem_idx, call / num_problems % kNumSets};
@@ -293,22 +310,52 @@ class VirtualRanks {
     check_cuda(cudaDeviceSynchronize(), "filling the inputs");
   }
 
+  bool gathers(const VirtualProblem& problem) const { return problem.op == Op::kAllGather; }
+
+  // Rows of x and of the output on one rank.
+  int64_t x_rows(const VirtualProblem& problem) const {
+    return gathers(problem) ? problem.m / request_.num_ranks : problem.m;
+  }
+  int64_t output_rows(const VirtualProblem& problem) const {
+    return problem.op == Op::kReduceScatter ? problem.m / request_.num_ranks : problem.m;
+  }
+
   Buffers make_buffers(const VirtualProblem& problem, uint64_t seed) const {
     const auto make = [](size_t elements) {
       return std::make_unique<DeviceBuffer>(elements * sizeof(Element));
     };
-    const size_t x_size = problem.m * problem.k_local, w_size = problem.k_local * problem.n;
+    const size_t x_size = x_rows(problem) * problem.k, w_size = problem.k * problem.n;
     Buffers buffers;
     buffers.w = make(w_size);
     fill_random<<<kBlocks, kThreads>>>(buffers.w->as<Element>(), w_size, seed, 0.25f);
     for (int set = 0; set < kNumSets; set++) {
       buffers.x[set] = make(x_size);
       buffers.product[set] = make(problem.m * problem.n);
-      buffers.output[set] = make(problem.m * problem.n);
+      buffers.output[set] = make(output_rows(problem) * problem.n);
+      if (gathers(problem)) {
+        buffers.whole_x[set] = make(problem.m * problem.k);
+        buffers.gathered[set] = make(problem.m * problem.k);
+      }
       fill_random<<<kBlocks, kThreads>>>(buffers.x[set]->as<Element>(), x_size,
                                          seed + 100000 * (set + 1), 2.0f);
     }
     return buffers;
+  }
+
+  // AllGather: puts the x of all ranks together by plain copies.
+  void make_whole_x(const VirtualProblem& problem, int problem_idx, int set, const Rank& rank) {
+    const int64_t block_rows = problem.m / problem.num_batches / request_.num_ranks;
+    const size_t block_bytes = block_rows * problem.k * sizeof(Element);
+    for (int64_t batch = 0; batch < problem.num_batches; batch++) {
+      for (int source = 0; source < request_.num_ranks; source++) {
+        char* to = rank.buffers[problem_idx].whole_x[set]->template as<char>() +
+                   (batch * request_.num_ranks + source) * block_bytes;
+        const char* from =
+            ranks_[source].buffers[problem_idx].x[set]->template as<char>() + batch * block_bytes;
+        check_cuda(cudaMemcpyAsync(to, from, block_bytes, cudaMemcpyDefault, rank.stream),
+                   "putting x together");
+      }
+    }
   }
 
   PeerWindow window_of(const RankMemory& memory, int rank, int num_ranks) const {
@@ -316,7 +363,7 @@ class VirtualRanks {
     window.rank = rank;
     window.num_ranks = num_ranks;
     window.parity_bytes = memory.slot_bytes() / 2;
-    window.max_owned_tiles = memory.max_owned_tiles();
+    window.max_slots = memory.max_slots();
     window.failure = memory.failure();
     window.deadline_ns = static_cast<uint64_t>(request_.deadline_seconds * 1e9);
     return window;
@@ -332,15 +379,26 @@ class VirtualRanks {
     return devices;
   }
 
-  Operands operands(const VirtualProblem& problem, const Buffers& buffers, int set,
-                    const DeviceBuffer& output) const {
-    return {buffers.x[set]->as<void>(),
-            buffers.w->as<void>(),
-            output.as<void>(),
+  Call make_call(const VirtualProblem& problem, const Buffers& buffers, int set) const {
+    return {problem.op,
             request_.dtype,
+            buffers.x[set]->template as<void>(),
+            buffers.w->template as<void>(),
+            buffers.output[set]->template as<void>(),
+            gathers(problem) ? buffers.gathered[set]->template as<void>() : nullptr,
             problem.m,
             problem.n,
-            problem.k_local};
+            problem.k,
+            problem.num_batches,
+            problem.w_transposed};
+  }
+
+  // Rows of a launch in a group of one, whose slots hold whole tiles.
+  static int64_t rows_that_fit(const VirtualProblem& problem, const PeerWindow& window) {
+    const auto [tile_m, tile_n] = std::pair(problem.schedule.tile_m, problem.schedule.tile_n);
+    const int64_t tiles_of_a_row = (problem.n + tile_n - 1) / tile_n;
+    const int64_t tiles = window.parity_bytes / (tile_m * tile_n * sizeof(Element));
+    return std::max<int64_t>(tiles / tiles_of_a_row, 1) * tile_m;
   }
 
   // Each rank's own product, by the same kernel in a group of one: exactly what it pushes.
@@ -351,59 +409,92 @@ class VirtualRanks {
     for (Rank& rank : ranks_) {
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
       for (int i = 0; i < num_calls; i++) {
-        const auto [problem, problem_idx, set] = call_at(i);
+        const auto [problem, problem_idx, set] = turn_of(i);
         const Buffers& buffers = rank.buffers[problem_idx];
+        if (gathers(problem)) make_whole_x(problem, problem_idx, set, rank);
+        const DeviceBuffer& x = gathers(problem) ? *buffers.whole_x[set] : *buffers.x[set];
+        const DeviceBuffer& product = *buffers.product[set];
         Schedule schedule = problem.schedule;
         schedule.num_comm_ctas = 0;
-        const DeviceBuffer& product = *buffers.product[set];
-        launch_matmul_allreduce(operands(problem, buffers, set, product), schedule,
-                                rank.alone_window, request_.num_ctas, rank.stream);
+        schedule.rows_per_launch = rows_that_fit(problem, rank.alone_window);
+        Call call = make_call(problem, buffers, set);
+        call.op = Op::kAllReduce;
+        call.num_batches = 1;
+        call.x = x.template as<void>();
+        call.output = product.template as<void>();
+        launch_call(call, schedule, rank.alone_window, request_.num_ctas, rank.stream);
         check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
-            buffers.x[set]->template as<Element>(), buffers.w->as<Element>(), product.as<Element>(),
-            problem.m, problem.n, problem.k_local, unit_roundoff,
-            rank.wrong->as<unsigned long long>());
+            x.template as<Element>(), buffers.w->template as<Element>(),
+            product.template as<Element>(), problem.m, problem.n, problem.k, problem.w_transposed,
+            unit_roundoff, rank.wrong->template as<unsigned long long>());
       }
     }
     synchronize();
   }
 
   void enqueue(int call, bool poison) {
-    const auto [problem, problem_idx, set] = call_at(call);
+    const auto [problem, problem_idx, set] = turn_of(call);
     for (int r = 0; r < request_.num_ranks; r++) {
       if (r == request_.missing_rank) continue;
       Rank& rank = ranks_[r];
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
       const Buffers& buffers = rank.buffers[problem_idx];
-      const DeviceBuffer& output = *buffers.output[set];
       // On the rank's own stream right before the launch: a peer that stored before this rank was
       // ready would lose its data.
       if (poison) {
-        check_cuda(cudaMemsetAsync(output.as<void>(), 0xff, problem.m * problem.n * sizeof(Element),
-                                   rank.stream),
-                   "poisoning an output");
+        poison_async(*buffers.output[set], output_rows(problem) * problem.n, rank.stream);
+        if (gathers(problem)) {
+          poison_async(*buffers.gathered[set], problem.m * problem.k, rank.stream);
+        }
       }
       if (request_.late_ms > 0 && r == request_.num_ranks - 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(request_.late_ms));
       }
-      launch_matmul_allreduce(operands(problem, buffers, set, output), problem.schedule,
-                              rank.window, request_.num_ctas, rank.stream);
+      launch_call(make_call(problem, buffers, set), problem.schedule, rank.window,
+                  request_.num_ctas, rank.stream);
     }
   }
 
-  // Compares the output of a call on every rank, all of which have ended it.
+  static void poison_async(const DeviceBuffer& buffer, size_t elements, cudaStream_t stream) {
+    check_cuda(cudaMemsetAsync(buffer.as<void>(), 0xff, elements * sizeof(Element), stream),
+               "poisoning an output");
+  }
+
+  // Compares the results of a call on every rank, all of which have ended it.
   void check_outputs(int call) {
-    const auto [problem, problem_idx, set] = call_at(call);
-    Partials<Element> partials{};
+    const auto [problem, problem_idx, set] = turn_of(call);
+    const int64_t block_rows = problem.m / problem.num_batches / request_.num_ranks;
     for (int r = 0; r < request_.num_ranks; r++) {
-      partials.product[r] = ranks_[r].buffers[problem_idx].product[set]->template as<Element>();
+      const Rank& rank = ranks_[r];
+      const Buffers& buffers = rank.buffers[problem_idx];
+      Partials<Element> partials{};
+      OutputRows rows{problem.m, problem.m, 0};
+      if (gathers(problem)) {
+        partials.product[partials.num_products++] = buffers.product[set]->template as<Element>();
+      } else {
+        for (const Rank& source : ranks_) {
+          partials.product[partials.num_products++] =
+              source.buffers[problem_idx].product[set]->template as<Element>();
+        }
+      }
+      if (problem.op == Op::kReduceScatter) {
+        rows = {block_rows, block_rows * request_.num_ranks, r * block_rows};
+      }
+      check_array(rank, partials, rows, *buffers.output[set], output_rows(problem), problem.n);
+      if (gathers(problem)) {
+        const Partials<Element> whole{{buffers.whole_x[set]->template as<Element>()}, 1};
+        check_array(rank, whole, {problem.m, problem.m, 0}, *buffers.gathered[set], problem.m,
+                    problem.k);
+      }
     }
-    for (Rank& rank : ranks_) {
-      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      check_sum<<<kBlocks, kThreads, 0, rank.stream>>>(
-          partials, request_.num_ranks,
-          rank.buffers[problem_idx].output[set]->template as<uint16_t>(), problem.m * problem.n,
-          rank.wrong->template as<unsigned long long>());
-    }
+  }
+
+  void check_array(const Rank& rank, const Partials<Element>& partials, const OutputRows& rows,
+                   const DeviceBuffer& array, int64_t num_rows, int64_t num_columns) {
+    check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+    check_sum<<<kBlocks, kThreads, 0, rank.stream>>>(partials, rows, array.as<uint16_t>(),
+                                                     num_rows * num_columns, num_columns,
+                                                     rank.wrong->template as<unsigned long long>());
   }
 
   double time_calls() {

@@ -11,8 +11,12 @@
 
 namespace entwine {
 
+// m, n, k: of the product on one rank (launch/launch.h).
 struct VirtualProblem {
-  int64_t m, n, k_local;
+  Op op;
+  int64_t m, n, k;
+  int64_t num_batches;
+  bool w_transposed;
   Schedule schedule;
 };
 

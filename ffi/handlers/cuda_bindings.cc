@@ -5,7 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "driver/virtual_ranks.h"
-#include "handlers/matmul_allreduce.h"
+#include "handlers/handlers.h"
 #include "launch/launch.h"
 #include "peer/workspace.h"
 
@@ -19,12 +19,17 @@ nb::capsule handler(XLA_FFI_Error* (*function)(XLA_FFI_CallFrame*)) {
 }
 
 nb::dict registrations() {
-  nb::dict stages;
-  stages["prepare"] = handler(matmul_allreduce_prepare);
-  stages["initialize"] = handler(matmul_allreduce_initialize);
-  stages["execute"] = handler(matmul_allreduce_execute);
   nb::dict targets;
-  targets["entwine_jax.matmul_allreduce.v1"] = stages;
+  const auto add = [&](const char* target, XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)) {
+    nb::dict stages;
+    stages["prepare"] = handler(prepare_call);
+    stages["initialize"] = handler(initialize_call);
+    stages["execute"] = handler(execute);
+    targets[target] = stages;
+  };
+  add("entwine_jax.matmul_allreduce.v1", execute_allreduce);
+  add("entwine_jax.matmul_reducescatter.v1", execute_reducescatter);
+  add("entwine_jax.allgather_matmul.v1", execute_allgather);
   return targets;
 }
 
@@ -85,12 +90,22 @@ Dtype dtype_of(const std::string& name) {
   throw InvalidCall("dtype=" + name + ": must be bfloat16 or float16");
 }
 
-// A problem is a dict of m, n, k_local and the fields of a Schedule.
+Op op_of(const std::string& name) {
+  if (name == "matmul_allreduce") return Op::kAllReduce;
+  if (name == "matmul_reducescatter") return Op::kReduceScatter;
+  if (name == "allgather_matmul") return Op::kAllGather;
+  throw InvalidCall("op=" + name + ": must be one of the three ops");
+}
+
+// A problem is a dict of op, m, n, k, num_batches, w_transposed and the fields of a Schedule.
 VirtualProblem problem_of(nb::dict problem) {
   const auto field = [&](const char* name) { return nb::cast<int64_t>(problem[name]); };
-  return {field("m"),
+  return {op_of(nb::cast<std::string>(problem["op"])),
+          field("m"),
           field("n"),
-          field("k_local"),
+          field("k"),
+          field("num_batches"),
+          field("w_transposed") != 0,
           {field("tile_m"), field("tile_n"), field("num_comm_ctas"), field("num_spare_warps"),
            field("raster"), field("push_spread"), field("rows_per_launch")}};
 }
@@ -145,7 +160,7 @@ void bind_cuda(nb::module_& m) {
         nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
         nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0,
         nb::arg("missing_rank") = -1, nb::arg("seed") = 0, nb::arg("deadline_seconds") = 10.0,
-        nb::sig("def run_virtual_ranks(problems: list[dict[str, int]], num_ranks: int, "
+        nb::sig("def run_virtual_ranks(problems: list[dict[str, object]], num_ranks: int, "
                 "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
                 "num_calls: int = 6, num_timed_calls: int = 0, late_ms: int = 0, "
                 "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0) "

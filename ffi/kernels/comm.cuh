@@ -1,6 +1,7 @@
-// The communication role: sum the partials of the tiles that this rank owns, in rank order and in
-// float32, and store the sum to every rank's output. It is played by spare warps of the CTAs that
-// compute, by whole communication CTAs, and by every warp that has run out of tiles.
+// The communication role of AllReduce and ReduceScatter: sum the partials of the tiles that this rank
+// owns, in rank order and in float32, and store the sum to every rank's output (AllReduce) or to the
+// own one. It is played by spare warps of the CTAs that compute, by whole communication CTAs, and by
+// every warp that has run out of tiles.
 #pragma once
 
 #include "kernels/shared_storage.cuh"
@@ -35,7 +36,7 @@ __device__ __forceinline__ uint4 round_chunk(const float (&sum)[8]) {
 // tile (512 bytes at 256 columns). `peer_output` of lane p is the output of rank p.
 template <class Config, int kUnroll>
 __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, uint64_t epoch,
-                                            int slot, int unit_in_tile, TileCoordinates at,
+                                            int unit_in_tile, const TilePlace& place,
                                             const void* peer_output) {
   using Element = typename Config::Element;
   constexpr int kRowsPerStep = 32 / Config::kChunksPerRow;
@@ -47,17 +48,15 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
   const int lane = threadIdx.x % 32;
   const int chunk = lane % Config::kChunksPerRow;
   const int first_row = unit_in_tile * Config::kUnitRows + lane / Config::kChunksPerRow;
-  const int num_rows = params.m - at.tile_m_idx * Config::kTileM;
   const bool column_valid =
-      at.tile_n_idx * Config::kTileN + chunk * Config::kChunkElements < params.n;
-  const int slots_per_source = ceil_div(params.num_tiles_m * params.num_tiles_n, window.num_ranks);
+      place.tile_n_idx * Config::kTileN + chunk * Config::kChunkElements < params.n;
+  const int slots_per_source = ceil_div(params.num_tiles, window.num_ranks);
   const size_t source_stride = static_cast<size_t>(slots_per_source) * Config::kTileBytes;
   const unsigned char* partials = window.slots[window.rank] + (epoch & 1) * window.parity_bytes +
-                                  static_cast<size_t>(slot) * Config::kTileBytes;
+                                  static_cast<size_t>(place.slot) * Config::kTileBytes;
   const uint32_t row_chunks = params.n / Config::kChunkElements;
-  const size_t first_chunk =
-      static_cast<size_t>(row_chunks) * (at.tile_m_idx * Config::kTileM + first_row) +
-      at.tile_n_idx * Config::kChunksPerRow + chunk;
+  const size_t first_chunk = static_cast<size_t>(row_chunks) * (place.output_row + first_row) +
+                             place.tile_n_idx * Config::kChunksPerRow + chunk;
 
 #pragma unroll 1
   for (int step = 0; step < kNumSteps; step += kUnroll) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
     bool valid[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; u++) {
-      valid[u] = column_valid && first_row + (step + u) * kRowsPerStep < num_rows;
+      valid[u] = column_valid && first_row + (step + u) * kRowsPerStep < place.rows;
     }
 #pragma unroll 1
     for (int first_source = 0; first_source < window.num_ranks; first_source += kSourcesAtOnce) {
@@ -99,10 +98,10 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
     uint4 rounded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; u++) rounded[u] = round_chunk<Element>(sum[u]);
-    // The peers in turn, each rank starting behind itself: no two ranks store to the same one
-    // first.
+    // The peers in turn, each rank starting behind itself and ending with itself: no two ranks store
+    // to the same one first. ReduceScatter stores to itself only.
 #pragma unroll 1
-    for (int i = 1; i <= window.num_ranks; i++) {
+    for (int i = params.op == Op::kAllReduce ? 1 : window.num_ranks; i <= window.num_ranks; i++) {
       int peer = window.rank + i;
       if (peer >= window.num_ranks) peer -= window.num_ranks;
       const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
@@ -127,10 +126,9 @@ __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
   ControlBlock* control = window.control[window.rank];
   const int lane = threadIdx.x % 32;
   const int num_units =
-      num_owned_tiles(params.num_tiles_m * params.num_tiles_n, window.num_ranks, window.rank) *
-      Config::kUnitsPerTile;
+      num_owned_tiles(params.num_tiles, window.num_ranks, window.rank) * Config::kUnitsPerTile;
   const uint64_t epoch = shared.epoch;
-  const void* peer_output = nullptr;
+  const void* peer_output = params.output;
   uint32_t num_stored = 0;
   for (;;) {
     int unit = 0;
@@ -143,14 +141,14 @@ __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
     // stores. A peer's output address stays valid while this warp holds a unit: the peer's kernel
     // of this epoch ends only when the unit has arrived.
     if (lane < window.num_ranks) {
-      if (num_stored == 0) peer_output = wait_peer_output(window, lane, epoch);
+      if (num_stored == 0 && params.op == Op::kAllReduce) {
+        peer_output = wait_peer_output(window, lane, epoch);
+      }
       wait_epoch(window, control->tile_ready(slot, lane), epoch, kWaitTileReady, lane, tile_idx);
     }
     __syncwarp();
-    reduce_unit<Config, kUnroll>(
-        params, epoch, slot, unit % Config::kUnitsPerTile,
-        tile_coordinates(tile_idx, params.num_tiles_m, params.num_tiles_n, params.raster),
-        peer_output);
+    reduce_unit<Config, kUnroll>(params, epoch, unit % Config::kUnitsPerTile,
+                                 place_of(params, tile_idx), peer_output);
     num_stored++;
   }
   if (lane == 0 && num_stored != 0) atomicAdd(&shared.num_units_stored, num_stored);

@@ -1,6 +1,7 @@
 // The compile-time side of a schedule: element type and tile shape, and what follows from them.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cutlass/cutlass.h>
@@ -18,9 +19,12 @@ namespace entwine {
 // 128x256: both math warpgroups work on one tile (one team). 128x128: each takes every other tile,
 // so that the epilogue of one runs under the mainloop of the other (two teams). Either way a thread
 // of a math warpgroup holds 128 float32 accumulators.
-template <class Element_, int kTileN_, int kNumStages_>
+//
+// kWTransposed: w is given as [n, k] and multiplied as its transpose.
+template <class Element_, int kTileN_, int kNumStages_, bool kWTransposed_>
 struct KernelConfig {
   using Element = Element_;
+  static constexpr bool kWTransposed = kWTransposed_;
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;
   static constexpr int kNumStages = kNumStages_;
   static constexpr int kNumTeams = kTileN == 256 ? 1 : 2;
@@ -54,8 +58,10 @@ struct KernelConfig {
                          cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
-      kChunkElements, Element, cutlass::layout::RowMajor, kChunkElements, float, TileShape,
-      ClusterShape, cutlass::gemm::collective::StageCount<kNumStages>, MathSchedule>::CollectiveOp;
+      kChunkElements, Element,
+      std::conditional_t<kWTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
+      kChunkElements, float, TileShape, ClusterShape,
+      cutlass::gemm::collective::StageCount<kNumStages>, MathSchedule>::CollectiveOp;
   using Pipeline = typename Mainloop::MainloopPipeline;
 };
 
@@ -69,14 +75,38 @@ ENTWINE_HOST_DEVICE int chunk_offset(int row, int chunk) {
 template <class Config>
 struct FusedParams {
   typename Config::Mainloop::Params mainloop;
+  // AllGather: the operands with this rank's own x in the place of the gathered one, which the mainloop
+  // reads, and where finished tiles are stored: [num_batches * num_ranks, block_rows, n].
+  typename Config::Mainloop::Params mainloop_own;
+  CUtensorMap output_map;
   PeerWindow window;
+  Op op;
+  const void* x;        // AllGather: this rank's rows, to be sent
+  void* shared_output;  // what peers store to: the output (AllReduce), the gathered x (AllGather)
   void* output;
-  int m, n, k;  // k of this rank
-  int num_tiles_m, num_tiles_n, num_k_tiles;
+  RowBlocks blocks;
+  int m, n, k;  // of the product on this rank
+  int num_tiles, num_tiles_n, num_k_tiles;
   int raster;
   int num_comm_ctas;
   int num_spare_warps;
   int push_spread;
 };
+
+template <class Config>
+__device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int tile_idx) {
+  const PeerWindow& window = params.window;
+  switch (params.op) {
+    case Op::kAllReduce:
+      return allreduce_place(tile_idx, params.num_tiles_n, params.raster, window.num_ranks,
+                             params.blocks, Config::kTileM);
+    case Op::kReduceScatter:
+      return reducescatter_place(tile_idx, params.num_tiles_n, params.raster, window.num_ranks,
+                                 params.blocks, Config::kTileM);
+    default:
+      return allgather_place(tile_idx, params.num_tiles_n, params.raster, window.num_ranks,
+                             window.rank, params.blocks, Config::kTileM);
+  }
+}
 
 }  // namespace entwine

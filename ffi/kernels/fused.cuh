@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/comm.cuh"
+#include "kernels/gather.cuh"
 #include "kernels/gemm.cuh"
 
 namespace entwine {
@@ -41,14 +42,31 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   shared.first_tile = first_tile;
 }
 
-// Tells every rank how much this CTA has stored there. The last CTA of the rank waits until the
-// rank's own output is complete, and prepares the counters for the next launch.
+// The communication role of the op. kUnroll: how many loads of a source a warp's registers hold.
+template <class Config, int kUnroll>
+__device__ __forceinline__ void communicate(const FusedParams<Config>& params,
+                                            SharedStorage<Config>& shared) {
+  if (params.op == Op::kAllGather) {
+    gather_role(params, shared);
+  } else {
+    reduce_role<Config, kUnroll>(params, shared);
+  }
+}
+
+// Tells every rank how much this CTA has stored there. The last CTA of the rank waits until the rank's
+// own output is complete, and prepares the counters for the next launch.
 //
-// Why nothing is overwritten before it was read: a rank ends epoch e only when every tile of the
-// output has arrived there, hence when every owner has read all of its slots, flags and ReadyWords
-// of e. So the slots of e are free for whoever pushes in e + 1, whatever the sizes and tile shapes
-// of the two calls, and also where a rank owns no tile. (Slots alternate between two parities all
-// the same, for ops in which a rank ends without having received from everyone.)
+// Why nothing is overwritten before it was read, whatever the ops and sizes of consecutive calls:
+//   A rank ends epoch e only when it has received something that every rank sends in e (AllReduce: tiles
+//   that every rank has pushed a partial of; ReduceScatter: partials of its own tiles; AllGather: rows).
+//   So every rank has started e by then, and has ended e - 1.
+//   Slots: whoever pushes in e + 1 has ended e, hence every rank has ended e - 1, whose slots have the
+//   same parity. (ReduceScatter needs the two parities and a tile for every rank; AllReduce does not.)
+//   Flags hold epochs and only grow; one that is ahead of the reader's epoch was set by a source that
+//   has ended the reader's epoch, and so has sent what the reader waits for.
+//   Outputs and the gathered x are stored to only after ReadyWord says that the peer's kernel of this
+//   epoch runs, and it ends only when all of it has arrived. A ReadyWord is set again in the next epoch
+//   of the peer, thus when no unit that still needs it is left.
 template <class Config>
 __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
                                            SharedStorage<Config>& shared) {
@@ -60,13 +78,19 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   ptx::fence_system();
   if (shared.num_units_stored != 0) {
     for (int peer = 0; peer < window.num_ranks; peer++) {
-      ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
+      if (params.op == Op::kAllReduce || peer == window.rank) {
+        ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
+      }
     }
   }
   if (atomicAdd(&control->exited, 1u) + 1 < gridDim.x) return;
   ptx::fence_system();  // all other CTAs are done with the counters
-  const uint64_t expected = control->arrived_base + static_cast<uint64_t>(params.num_tiles_m) *
-                                                        params.num_tiles_n * Config::kUnitsPerTile;
+  int num_tiles =
+      0;  // that are stored to this rank by others; AllGather's tiles have waited already
+  if (params.op == Op::kAllReduce) num_tiles = params.num_tiles;
+  if (params.op == Op::kReduceScatter) num_tiles = params.num_tiles / window.num_ranks;
+  const uint64_t expected =
+      control->arrived_base + static_cast<uint64_t>(num_tiles) * Config::kUnitsPerTile;
   wait_arrived(window, expected);
   control->arrived_base = expected;
   control->next_tile = control->next_unit = control->next_cta = control->exited = 0;
@@ -95,12 +119,12 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
 
   // Tile 0 is claimed once per launch; a warp that has nothing to do yet, a lane per peer.
   if (shared.first_tile == 0 && warp == 3 && threadIdx.x % 32 < params.window.num_ranks) {
-    set_ready(params.window, threadIdx.x % 32, params.output, shared.epoch);
+    set_ready(params.window, threadIdx.x % 32, params.shared_output, shared.epoch);
   }
   __syncwarp();
 
   if (shared.first_tile < 0) {
-    reduce_role<Config, 4>(params, shared);
+    communicate<Config, 4>(params, shared);
   } else if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kAuxiliaryRegisters>();
     if (warp == 0) {
@@ -108,11 +132,11 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
     } else if (warp == 1) {
       push_role(params, shared);
     }
-    if (warp < 2 + params.num_spare_warps) reduce_role<Config, 2>(params, shared);
+    if (warp < 2 + params.num_spare_warps) communicate<Config, 2>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kMathRegisters>();
     math_role(params, shared, pipeline);
-    reduce_role<Config, 4>(params, shared);
+    communicate<Config, 4>(params, shared);
   }
   finish_cta(params, shared);
 }

@@ -15,27 +15,39 @@ __device__ __forceinline__ int claim_tile(const FusedParams<Config>& params) {
   return atomicAdd(&params.window.control[params.window.rank]->next_tile, 1u);
 }
 
-// Loader warp: claims tiles, one ahead so that the counter's latency stays hidden, publishes them
-// to the other warps and loads their operands by TMA.
+// AllGather: waits until the rows of a tile are in the gathered x. The acquire orders the source's
+// stores (generic proxy) before this warp's TMA loads (async proxy) only through the proxy fence.
+template <class Config>
+__device__ __forceinline__ void wait_rows(const FusedParams<Config>& params, const TilePlace& place,
+                                          uint64_t epoch) {
+  const PeerWindow& window = params.window;
+  if (threadIdx.x % 32 == 0) {
+    const uint64_t* flag = window.control[window.rank]->rows_ready(place.tile_row, place.source);
+    wait_epoch(window, flag, epoch, kWaitRowsReady, place.source, place.tile_row);
+  }
+  __syncwarp();
+  ptx::fence_proxy_async_global();
+}
+
+// Loader warp: claims tiles, one ahead so that the counter's latency stays hidden, publishes them to
+// the other warps and loads their operands by TMA.
 template <class Config>
 __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared,
                                           typename Config::Pipeline& pipeline) {
+  using namespace cute;
   const int lane = threadIdx.x % 32;
-  const int num_tiles = params.num_tiles_m * params.num_tiles_n;
   typename Config::Mainloop mainloop;
-  const auto inputs =
-      mainloop.load_init(cute::make_shape(params.m, params.n, params.k, 1), params.mainloop);
+  const auto problem = make_shape(params.m, params.n, params.k, 1);
+  const auto w_tiles = get<1>(mainloop.load_init(problem, params.mainloop));
+  const auto x = params.mainloop.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
   auto state = cutlass::make_producer_start_state<typename Config::Pipeline>();
   int tile_idx = shared.first_tile;
   int num_ends = 0;
   for (int item = 0;; item++) {
-    TileWork work{-1, 0, 0};
-    if (tile_idx < num_tiles) {
-      const auto at =
-          tile_coordinates(tile_idx, params.num_tiles_m, params.num_tiles_n, params.raster);
-      work = {tile_idx, at.tile_m_idx, at.tile_n_idx};
-    }
+    TileWork work{};
+    work.ends = tile_idx >= params.num_tiles;
+    if (!work.ends) work.place = place_of(params, tile_idx);
     const int stage = item % kWorkRing;
     wait_phase(params.window, &shared.work_empty[stage], (item / kWorkRing & 1) ^ 1);
     if (lane == 0) {
@@ -43,16 +55,23 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
       ptx::mbarrier_arrive(&shared.work_full[stage]);
     }
     __syncwarp();
-    if (work.tile_idx < 0) {
+    if (work.ends) {
       if (++num_ends == Config::kNumTeams) break;  // one end for each team
       continue;
     }
     int next_tile = 0;
     if (lane == 0) next_tile = claim_tile(params);
-    mainloop.load(params.mainloop, pipeline, state, inputs,
-                  cute::make_coord(work.tile_m_idx, work.tile_n_idx, cute::_, 0),
-                  cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))),
-                  params.num_k_tiles, lane, /*block_rank_in_cluster=*/0, shared.mainloop);
+    // Tiles may start at any row: blocks of rows need not be multiples of tiles.
+    const bool own = params.op == Op::kAllGather && work.place.source == params.window.rank;
+    if (params.op == Op::kAllGather && !own) wait_rows(params, work.place, shared.epoch);
+    const int first_row = own ? work.place.shard_row : work.place.x_row;
+    const auto x_tiles =
+        local_tile(domain_offset(make_coord(first_row, 0, 0), x), typename Config::TileShape{},
+                   make_coord(_, _, _), Step<_1, Underscore, _1>{});
+    mainloop.load(own ? params.mainloop_own : params.mainloop, pipeline, state,
+                  make_tuple(x_tiles, w_tiles), make_coord(0, work.place.tile_n_idx, _, 0),
+                  make_coord_iterator(cute::shape<3>(x_tiles)), params.num_k_tiles, lane,
+                  /*block_rank_in_cluster=*/0, shared.mainloop);
     __syncwarp();
     state.advance(params.num_k_tiles);
     tile_idx = __shfl_sync(~0u, next_tile, 0);
@@ -75,58 +94,87 @@ __device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int
   while (ptx::sm_cycles() < until) __nanosleep(100);
 }
 
-// Push warp: sends finished tiles from the store buffer to their slot on the owner, then says so.
+// AllReduce, ReduceScatter: sends a tile from the store buffer to its slot on the owner, then says so.
+// `last`: no tile follows on this CTA, so nothing is gained by pacing. One thread.
+template <class Config>
+__device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
+                                          const unsigned char* buffer, uint64_t* buffer_empty,
+                                          const TilePlace& place, uint64_t epoch, bool last) {
+  constexpr uint32_t kPacedBytes = 4096;
+  const PeerWindow& window = params.window;
+  const int slots_per_source = ceil_div(params.num_tiles, window.num_ranks);
+  unsigned char* slot =
+      window.slots[place.owner] + (epoch & 1) * window.parity_bytes +
+      (static_cast<size_t>(window.rank) * slots_per_source + place.slot) * Config::kTileBytes;
+  const int columns = min(Config::kTileN, params.n - place.tile_n_idx * Config::kTileN);
+  const uint32_t panel_bytes = place.rows * Config::kPanelRowBytes;
+  const uint32_t step = last ? panel_bytes : kPacedBytes;
+  for (int panel = 0; panel * Config::kPanelColumns < columns; panel++) {
+    for (uint32_t done = 0; done < panel_bytes; done += step) {
+      const uint32_t offset = panel * Config::kPanelBytes + done;
+      ptx::bulk_store(slot + offset, buffer + offset, min(step, panel_bytes - done));
+      ptx::bulk_commit();
+      if (!last) ptx::bulk_wait_source_read();
+    }
+  }
+  ptx::bulk_wait_source_read();
+  ptx::mbarrier_arrive(buffer_empty);
+  // Only now is the tile in the owner's memory: `.read` above said nothing of the destination. The
+  // proxy fence orders the copies (async proxy) before the release (generic proxy), the release
+  // orders them before the epoch for whoever acquires it at system scope.
+  ptx::bulk_wait_complete();
+  ptx::fence_proxy_async_global();
+  ptx::store_release_system(window.control[place.owner]->tile_ready(place.slot, window.rank),
+                            epoch);
+}
+
+// AllGather: stores a tile to the output, cut off at the end of its block of rows. One thread.
+template <class Config>
+__device__ __forceinline__ void store_tile(const FusedParams<Config>& params,
+                                           const unsigned char* buffer, uint64_t* buffer_empty,
+                                           const TilePlace& place) {
+  const int block = place.output_row / params.blocks.block_rows;
+  const int row = place.output_row - block * params.blocks.block_rows;
+  const int first_column = place.tile_n_idx * Config::kTileN;
+  for (int panel = 0; panel < Config::kNumPanels; panel++) {
+    ptx::tensor_store_3d(&params.output_map, buffer + panel * Config::kPanelBytes,
+                         first_column + panel * Config::kPanelColumns, row, block);
+  }
+  ptx::bulk_commit();
+  ptx::bulk_wait_source_read();
+  ptx::mbarrier_arrive(buffer_empty);
+}
+
+// Push warp: takes finished tiles out of the store buffers.
 template <class Config>
 __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared) {
-  constexpr uint32_t kPacedBytes = 4096;
   const PeerWindow& window = params.window;
   const int lane = threadIdx.x % 32;
   uint32_t parities = 0;  // of buffer_full, a bit per team
   for (int item = 0;; item++) {
     const TileWork work = take_work(window, shared, item);
-    if (work.tile_idx < 0) break;
+    if (work.ends) break;
     const int team = item % Config::kNumTeams;
     wait_phase(window, &shared.buffer_full[team], parities >> team & 1);
     parities ^= 1u << team;
     if (lane == 0) {
-      const int slot = tile_slot(work.tile_idx, window.num_ranks);
-      const int owner = tile_owner(work.tile_idx, window.num_ranks);
-      // The next tile is published long before this one is finished, since its loads run ahead.
-      const int next = item + 1;
-      wait_phase(window, &shared.work_full[next % kWorkRing], next / kWorkRing & 1);
-      const bool last = shared.work[next % kWorkRing].tile_idx < 0;
-      if (!last) wait_turn(params, slot);
-
-      const int slots_per_source =
-          ceil_div(params.num_tiles_m * params.num_tiles_n, window.num_ranks);
-      unsigned char* destination =
-          window.slots[owner] + (shared.epoch & 1) * window.parity_bytes +
-          (static_cast<size_t>(window.rank) * slots_per_source + slot) * Config::kTileBytes;
-      const unsigned char* source = shared.store_buffer[team];
-      const int rows = min(Config::kTileM, params.m - work.tile_m_idx * Config::kTileM);
-      const int columns = min(Config::kTileN, params.n - work.tile_n_idx * Config::kTileN);
-      const uint32_t panel_bytes = rows * Config::kPanelRowBytes;
-      for (int panel = 0; panel * Config::kPanelColumns < columns; panel++) {
-        const uint32_t step = last ? panel_bytes : kPacedBytes;
-        for (uint32_t done = 0; done < panel_bytes; done += step) {
-          const uint32_t offset = panel * Config::kPanelBytes + done;
-          ptx::bulk_store(destination + offset, source + offset, min(step, panel_bytes - done));
-          ptx::bulk_commit();
-          if (!last) ptx::bulk_wait_source_read();
-        }
+      if (params.op == Op::kAllGather) {
+        store_tile(params, shared.store_buffer[team], &shared.buffer_empty[team], work.place);
+      } else {
+        // The next tile is published long before this one is finished, since its loads run ahead.
+        const int next = item + 1;
+        wait_phase(window, &shared.work_full[next % kWorkRing], next / kWorkRing & 1);
+        const bool last = shared.work[next % kWorkRing].ends;
+        if (!last) wait_turn(params, work.place.slot);
+        push_tile(params, shared.store_buffer[team], &shared.buffer_empty[team], work.place,
+                  shared.epoch, last);
       }
-      ptx::bulk_wait_source_read();
-      ptx::mbarrier_arrive(&shared.buffer_empty[team]);
-      // Only now is the tile in the owner's memory: `.read` above said nothing of the destination.
-      // The proxy fence orders the copies (async proxy) before the release (generic proxy), the
-      // release orders them before the epoch for whoever acquires it at system scope.
-      ptx::bulk_wait_complete();
-      ptx::fence_proxy_async_global();
-      ptx::store_release_system(window.control[owner]->tile_ready(slot, window.rank), shared.epoch);
     }
     __syncwarp();
   }
+  if (lane == 0) ptx::bulk_wait_complete();
+  __syncwarp();
 }
 
 // Rounds a thread's accumulators to the element type and writes them to the store buffer.
@@ -190,7 +238,7 @@ __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
   uint32_t parity = 1;  // of buffer_empty: the buffer starts empty
   for (int item = team;; item += Config::kNumTeams) {
     const TileWork work = take_work(params.window, shared, item);
-    if (work.tile_idx < 0) break;
+    if (work.ends) break;
     typename Config::Mainloop::PipelineState state;
     state.advance(item * params.num_k_tiles);
     auto accumulators =

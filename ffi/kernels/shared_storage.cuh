@@ -8,9 +8,8 @@
 namespace entwine {
 
 struct alignas(16) TileWork {
-  int tile_idx;  // negative: no more tiles
-  int tile_m_idx;
-  int tile_n_idx;
+  TilePlace place;
+  bool ends;  // there are no more tiles
 };
 
 // Deep enough that a push which waits its turn does not hold up the loads of the tile after the

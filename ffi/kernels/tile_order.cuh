@@ -1,10 +1,10 @@
-// The order in which output tiles are visited, and who owns which: the only index arithmetic of the
-// package. Compiled for the device and for the host; entwine_jax/schedule/tile_order.py is the same
-// in Python, and a test holds the two together.
+// The order in which output tiles are visited, where their rows lie and who owns which: the only index
+// arithmetic of the package. Compiled for the device and for the host;
+// entwine_jax/schedule/tile_order.py is the same in Python, and a test holds the two together.
 //
-// Every rank visits the tiles in the same order. The tile at position `i` of that order is owned by
-// rank `i % num_ranks`, so any `num_ranks` tiles that are finished together go to different ranks
-// and every link carries the same load at any time.
+// Every rank visits tiles of the same owners at the same time, and any `num_ranks` tiles that follow
+// each other have different owners (AllReduce, ReduceScatter) or come from different sources
+// (AllGather), so that every link carries the same load at any time.
 #pragma once
 
 #ifdef __CUDACC__
@@ -15,15 +15,38 @@
 
 namespace entwine {
 
+enum class Op : int { kAllReduce, kReduceScatter, kAllGather };
+
 struct TileCoordinates {
   int tile_m_idx;
   int tile_n_idx;
 };
 
+// Rows are [num_batches, num_ranks, block_rows] (AllReduce: one block). A launch works on `rows` of
+// every block, which lie `block_rows` apart.
+struct RowBlocks {
+  int num_batches;
+  int block_rows;
+  int rows;
+};
+
+// One output tile. Rows are counted in their arrays.
+struct TilePlace {
+  int tile_n_idx;
+  int rows;        // valid rows, at most tile_m
+  int x_row;       // first row of the left operand: in x, or in the gathered x
+  int output_row;  // first row of the result
+  int owner;       // AllReduce, ReduceScatter: the rank that sums the tile; AllGather: this rank
+  int slot;        // position among the owner's tiles
+  int source;      // AllGather: the rank whose rows these are
+  int tile_row;    // AllGather: position among the tile rows of a source
+  int shard_row;   // AllGather: first row in the source's x
+};
+
 ENTWINE_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Bands of `raster` tile rows; inside a band column by column, rows fastest. Tiles that are
-// computed at the same time then share rows of x and columns of w in the L2 cache.
+// Bands of `raster` tile rows; inside a band column by column, rows fastest. Tiles that are computed
+// at the same time then share rows of x and columns of w in the L2 cache.
 ENTWINE_HOST_DEVICE TileCoordinates tile_coordinates(int tile_idx, int num_tiles_m, int num_tiles_n,
                                                      int raster) {
   const int tiles_in_band = raster * num_tiles_n;
@@ -47,6 +70,79 @@ ENTWINE_HOST_DEVICE int owned_tile(int slot, int num_ranks, int rank) {
 
 ENTWINE_HOST_DEVICE int num_owned_tiles(int num_tiles, int num_ranks, int rank) {
   return rank < num_tiles ? (num_tiles - rank - 1) / num_ranks + 1 : 0;
+}
+
+// Tile rows of all batches of one rank (AllReduce: of the whole output).
+ENTWINE_HOST_DEVICE int num_tile_rows(const RowBlocks& blocks, int tile_m) {
+  return blocks.num_batches * ceil_div(blocks.rows, tile_m);
+}
+
+// A tile row of one rank: its batch, and its first row within the block.
+struct RowInBlock {
+  int batch;
+  int row;
+  int valid_rows;
+};
+
+ENTWINE_HOST_DEVICE RowInBlock row_in_block(int tile_m_idx, const RowBlocks& blocks, int tile_m) {
+  const int tiles_per_block = ceil_div(blocks.rows, tile_m);
+  const int row = tile_m_idx % tiles_per_block * tile_m;
+  const int rows_left = blocks.rows - row;
+  return {tile_m_idx / tiles_per_block, row, rows_left < tile_m ? rows_left : tile_m};
+}
+
+ENTWINE_HOST_DEVICE TilePlace allreduce_place(int tile_idx, int num_tiles_n, int raster,
+                                              int num_ranks, const RowBlocks& blocks, int tile_m) {
+  const auto at = tile_coordinates(tile_idx, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
+  const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
+  const int first_row = batch * blocks.block_rows + row;
+  return {at.tile_n_idx,
+          valid_rows,
+          first_row,
+          first_row,
+          tile_owner(tile_idx, num_ranks),
+          tile_slot(tile_idx, num_ranks),
+          0,
+          0,
+          0};
+}
+
+// The owners take turns, and every owner's tiles follow the raster over its own rows.
+ENTWINE_HOST_DEVICE TilePlace reducescatter_place(int tile_idx, int num_tiles_n, int raster,
+                                                  int num_ranks, const RowBlocks& blocks,
+                                                  int tile_m) {
+  const int owner = tile_owner(tile_idx, num_ranks), slot = tile_slot(tile_idx, num_ranks);
+  const auto at = tile_coordinates(slot, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
+  const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
+  return {at.tile_n_idx,
+          valid_rows,
+          (batch * num_ranks + owner) * blocks.block_rows + row,
+          batch * blocks.block_rows + row,
+          owner,
+          slot,
+          0,
+          0,
+          0};
+}
+
+// First this rank's own rows, which need not be waited for; then a tile row of every other rank in
+// turn, in the order in which they are sent.
+ENTWINE_HOST_DEVICE TilePlace allgather_place(int tile_idx, int num_tiles_n, int raster,
+                                              int num_ranks, int rank, const RowBlocks& blocks,
+                                              int tile_m) {
+  const int own_rows = num_tile_rows(blocks, tile_m);
+  const auto at = tile_coordinates(tile_idx, num_ranks * own_rows, num_tiles_n, raster);
+  int source = rank, tile_row = at.tile_m_idx;
+  if (at.tile_m_idx >= own_rows) {
+    const int turn = at.tile_m_idx - own_rows;
+    tile_row = turn / (num_ranks - 1);
+    source = (rank + 1 + turn % (num_ranks - 1)) % num_ranks;
+  }
+  const auto [batch, row, valid_rows] = row_in_block(tile_row, blocks, tile_m);
+  const int gathered_row = (batch * num_ranks + source) * blocks.block_rows + row;
+  return {at.tile_n_idx, valid_rows, gathered_row,
+          gathered_row,  rank,       tile_idx,
+          source,        tile_row,   batch * blocks.block_rows + row};
 }
 
 }  // namespace entwine

@@ -1,6 +1,8 @@
 // Host code of one kernel instance: tensor maps, parameters, launch.
 #pragma once
 
+#include <cudaTypedefs.h>
+
 #include <cutlass/util/packed_stride.hpp>
 
 #include "kernels/fused.cuh"
@@ -18,33 +20,88 @@ void load_instance() {
              "reserving shared memory for the fused kernel");
 }
 
+// The operands x [rows, k] and w as the mainloop takes them.
 template <class Config>
-void launch_instance(const Operands& operands, const Schedule& schedule, const PeerWindow& window,
-                     int num_ctas, cudaStream_t stream) {
+typename Config::Mainloop::Params operand_maps(const void* x, int rows, const Call& call) {
   using Element = typename Config::Element;
   using Mainloop = typename Config::Mainloop;
-  const int m = operands.m, n = operands.n, k = operands.k;
+  const int n = call.n, k = call.k;
   const typename Mainloop::Arguments arguments{
-      static_cast<const Element*>(operands.x),
-      cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {m, k, 1}),
-      static_cast<const Element*>(operands.w),
+      static_cast<const Element*>(x),
+      cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {rows, k, 1}),
+      static_cast<const Element*>(call.w),
       cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {n, k, 1})};
+  return Mainloop::to_underlying_arguments(cute::make_shape(rows, n, k, 1), arguments, nullptr);
+}
+
+// AllGather's output [blocks, block_rows, n] in boxes of one panel of a tile.
+template <class Config>
+CUtensorMap output_map(void* output, uint64_t num_blocks, uint64_t block_rows, uint64_t n) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &result),
+               "looking for cuTensorMapEncodeTiled");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  constexpr uint64_t kElementBytes = sizeof(typename Config::Element);
+  const cuuint64_t sizes[] = {n, block_rows, num_blocks};
+  const cuuint64_t strides[] = {n * kElementBytes, block_rows * n * kElementBytes};
+  const cuuint32_t box[] = {Config::kPanelColumns, Config::kTileM, 1};
+  const cuuint32_t element_strides[] = {1, 1, 1};
+  constexpr auto kType = std::is_same_v<typename Config::Element, cutlass::half_t>
+                             ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUtensorMap map{};
+  // The swizzle of 128 bytes is the XOR of chunk_offset.
+  const CUresult result =
+      encode(&map, kType, 3, output, sizes, strides, box, element_strides,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw std::runtime_error("describing the output to the copy engine failed: driver error " +
+                             std::to_string(result));
+  }
+  return map;
+}
+
+template <class Config>
+void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& schedule,
+                     const PeerWindow& window, int num_ctas, cudaStream_t stream) {
+  const bool gathers = call.op == Op::kAllGather;
+  const int num_ranks = window.num_ranks;
+  const int num_tiles_n = ceil_div(static_cast<int>(call.n), Config::kTileN);
+  // AllReduce has one block, the others one a rank.
+  const int num_tile_rows_of_all =
+      num_tile_rows(blocks, Config::kTileM) * (call.op == Op::kAllReduce ? 1 : num_ranks);
+  const int m = call.m;
+  const auto maps = operand_maps<Config>(gathers ? call.gathered : call.x, m, call);
   FusedParams<Config> params{
-      .mainloop =
-          Mainloop::to_underlying_arguments(cute::make_shape(m, n, k, 1), arguments, nullptr),
+      .mainloop = maps,
+      .mainloop_own = gathers ? operand_maps<Config>(call.x, m / num_ranks, call) : maps,
+      .output_map = {},
       .window = window,
-      .output = operands.output,
+      .op = call.op,
+      .x = call.x,
+      .shared_output = gathers ? call.gathered : call.output,
+      .output = call.output,
+      .blocks = blocks,
       .m = m,
-      .n = n,
-      .k = k,
-      .num_tiles_m = ceil_div(m, Config::kTileM),
-      .num_tiles_n = ceil_div(n, Config::kTileN),
-      .num_k_tiles = ceil_div(k, Config::kTileK),
+      .n = static_cast<int>(call.n),
+      .k = static_cast<int>(call.k),
+      .num_tiles = num_tile_rows_of_all * num_tiles_n,
+      .num_tiles_n = num_tiles_n,
+      .num_k_tiles = ceil_div(static_cast<int>(call.k), Config::kTileK),
       .raster = static_cast<int>(schedule.raster),
       .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
   };
+  if (gathers) {
+    params.output_map =
+        output_map<Config>(call.output, call.num_batches * num_ranks, blocks.block_rows, call.n);
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = num_ctas;
   config.blockDim = Config::kNumThreads;
@@ -57,11 +114,18 @@ void launch_instance(const Operands& operands, const Schedule& schedule, const P
 template <class Config>
 constexpr Instance make_instance(Dtype dtype) {
   return {dtype,
+          Config::kWTransposed,
           Config::kTileM,
           Config::kTileN,
           Config::kTileBytes,
           load_instance<Config>,
           launch_instance<Config>};
+}
+
+template <class Element, int kTileN, int kNumStages>
+constexpr InstancePair make_instances(Dtype dtype) {
+  return {make_instance<KernelConfig<Element, kTileN, kNumStages, false>>(dtype),
+          make_instance<KernelConfig<Element, kTileN, kNumStages, true>>(dtype)};
 }
 
 }  // namespace entwine

@@ -8,17 +8,19 @@
 namespace entwine {
 namespace {
 
-const std::array<const Instance*, 4>& instances() {
-  static const std::array<const Instance*, 4> table{&kBfloat16Tile256, &kBfloat16Tile128,
-                                                    &kFloat16Tile256, &kFloat16Tile128};
+const std::array<const InstancePair*, 4>& instances() {
+  static const std::array<const InstancePair*, 4> table{&kBfloat16Tile256, &kBfloat16Tile128,
+                                                        &kFloat16Tile256, &kFloat16Tile128};
   return table;
 }
 
-const Instance& find_instance(Dtype dtype, const Schedule& schedule) {
-  for (const Instance* instance : instances()) {
-    if (instance->dtype == dtype && instance->tile_m == schedule.tile_m &&
-        instance->tile_n == schedule.tile_n) {
-      return *instance;
+const Instance& find_instance(const Call& call, const Schedule& schedule) {
+  for (const InstancePair* pair : instances()) {
+    for (const Instance& instance : *pair) {
+      if (instance.dtype == call.dtype && instance.w_transposed == call.w_transposed &&
+          instance.tile_m == schedule.tile_m && instance.tile_n == schedule.tile_n) {
+        return instance;
+      }
     }
   }
   throw InvalidCall("schedule: there is no kernel with tile_m=" + std::to_string(schedule.tile_m) +
@@ -29,22 +31,41 @@ void require(bool holds, const char* name, int64_t value, const std::string& rul
   if (!holds) throw InvalidCall(std::string(name) + "=" + std::to_string(value) + ": " + rule);
 }
 
-// What Python has checked already and what would corrupt memory or hang if it were wrong.
-void check_call(const Operands& operands, const Schedule& schedule, const PeerWindow& window,
-                const Instance& instance, int num_ctas) {
-  constexpr int64_t kMaxSize = int64_t{1} << 30;
-  require(operands.m >= 1 && operands.m < kMaxSize, "m", operands.m, "must be in [1, 2^30)");
-  require(operands.n >= 8 && operands.n % 8 == 0 && operands.n < kMaxSize, "n", operands.n,
-          "must be a positive multiple of 8");
-  require(operands.k >= 8 && operands.k % 8 == 0 && operands.k < kMaxSize, "k", operands.k,
-          "must be a positive multiple of 8");
+constexpr int64_t kMaxSize = int64_t{1} << 30;
+
+void check_sizes(const Call& call, const PeerWindow& window) {
   require(window.num_ranks >= 1 && window.num_ranks <= kMaxRanks, "num_ranks", window.num_ranks,
           "must be in 1..8");
+  require(call.m >= 1 && call.m < kMaxSize, "m", call.m, "must be in [1, 2^30)");
+  for (const auto& [name, size] : {std::pair{"n", call.n}, std::pair{"k", call.k}}) {
+    require(size >= 8 && size % 8 == 0 && size < kMaxSize, name, size,
+            "must be a positive multiple of 8 below 2^30");
+  }
+  const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
+  require(call.num_batches >= 1 && call.num_batches < kMaxSize &&
+              call.m % (call.num_batches * blocks_of_a_batch) == 0,
+          "num_batches", call.num_batches, "must divide the rows of a rank");
+  require(call.op != Op::kAllReduce || call.num_batches == 1, "num_batches", call.num_batches,
+          "AllReduce has one batch of rows");
+  require(call.op != Op::kAllGather || window.num_ranks >= 2, "num_ranks", window.num_ranks,
+          "AllGather needs two ranks");
+  for (const void* pointer : {call.x, call.w, const_cast<const void*>(call.output),
+                              const_cast<const void*>(call.gathered)}) {
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    require(address % 16 == 0, "operand address", static_cast<int64_t>(address),
+            "must be 16-byte aligned");
+  }
+}
+
+void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
   require(schedule.raster >= 1 && schedule.raster < kMaxSize &&
-              schedule.raster * ((operands.n + schedule.tile_n - 1) / schedule.tile_n) < kMaxSize,
+              schedule.raster * ((call.n + schedule.tile_n - 1) / schedule.tile_n) < kMaxSize,
           "schedule.raster", schedule.raster, "a band must have 1 to 2^30 tiles");
-  require(schedule.num_spare_warps >= 0 && schedule.num_spare_warps <= 2,
-          "schedule.num_spare_warps", schedule.num_spare_warps, "must be in 0..2");
+  // AllGather's tiles wait for peers, so its rows are sent by warps of the very CTAs that wait.
+  const int fewest_spare_warps = call.op == Op::kAllGather ? 1 : 0;
+  require(schedule.num_spare_warps >= fewest_spare_warps && schedule.num_spare_warps <= 2,
+          "schedule.num_spare_warps", schedule.num_spare_warps,
+          "must be in " + std::to_string(fewest_spare_warps) + "..2");
   require(schedule.num_comm_ctas >= 0 && schedule.num_comm_ctas < num_ctas,
           "schedule.num_comm_ctas", schedule.num_comm_ctas,
           "must leave a CTA of " + std::to_string(num_ctas) + " that computes");
@@ -52,19 +73,26 @@ void check_call(const Operands& operands, const Schedule& schedule, const PeerWi
           schedule.push_spread, "must be in 0..100");
   require(schedule.rows_per_launch >= 0 && schedule.rows_per_launch % schedule.tile_m == 0,
           "schedule.rows_per_launch", schedule.rows_per_launch, "must be a multiple of tile_m");
-  for (const void* pointer : {operands.x, operands.w, const_cast<const void*>(operands.output)}) {
-    require(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "operand address",
-            static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer)), "must be 16-byte aligned");
-  }
+  require(call.op != Op::kAllGather || schedule.rows_per_launch == 0, "schedule.rows_per_launch",
+          schedule.rows_per_launch, "AllGather takes all rows in one launch");
+}
 
-  const int64_t rows =
-      schedule.rows_per_launch == 0 ? operands.m : std::min(operands.m, schedule.rows_per_launch);
-  const int64_t num_tiles = (rows + instance.tile_m - 1) / instance.tile_m *
-                            ((operands.n + instance.tile_n - 1) / instance.tile_n);
-  const int64_t slots_per_source = (num_tiles + window.num_ranks - 1) / window.num_ranks;
-  require(slots_per_source * window.num_ranks * instance.tile_bytes <=
-                  static_cast<int64_t>(window.parity_bytes) &&
-              slots_per_source <= window.max_owned_tiles,
+// Slots and flags of one launch that takes `rows` rows of every block must fit.
+void check_workspace(const Call& call, const Schedule& schedule, const PeerWindow& window,
+                     const Instance& instance, int64_t rows) {
+  const int64_t tile_rows = call.num_batches * ((rows + instance.tile_m - 1) / instance.tile_m);
+  if (call.op == Op::kAllGather) {
+    require(
+        tile_rows <= window.max_slots, "m", call.m,
+        "the workspace has flags for " + std::to_string(window.max_slots) + " tile rows a rank");
+    return;
+  }
+  const int64_t tiles = tile_rows * ((call.n + instance.tile_n - 1) / instance.tile_n);
+  const int64_t slots_per_source =
+      call.op == Op::kReduceScatter ? tiles : (tiles + window.num_ranks - 1) / window.num_ranks;
+  require(slots_per_source <= window.max_slots &&
+              slots_per_source * window.num_ranks * instance.tile_bytes <=
+                  static_cast<int64_t>(window.parity_bytes),
           "schedule.rows_per_launch", schedule.rows_per_launch,
           "the slots of one launch do not fit into the workspace of " +
               std::to_string(2 * window.parity_bytes) + " bytes");
@@ -80,21 +108,30 @@ void check_cuda(cudaError_t error, const std::string& what) {
 }
 
 void load_kernels() {
-  for (const Instance* instance : instances()) instance->load();
+  for (const InstancePair* pair : instances()) {
+    for (const Instance& instance : *pair) instance.load();
+  }
 }
 
-void launch_matmul_allreduce(const Operands& operands, const Schedule& schedule,
-                             const PeerWindow& window, int num_ctas, cudaStream_t stream) {
-  const Instance& instance = find_instance(operands.dtype, schedule);
-  check_call(operands, schedule, window, instance, num_ctas);
+void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& window, int num_ctas,
+                 cudaStream_t stream) {
+  const Instance& instance = find_instance(call, schedule);
+  check_sizes(call, window);
+  check_schedule(call, schedule, num_ctas);
+  const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
+  const int64_t block_rows = call.m / (call.num_batches * blocks_of_a_batch);
+  const int64_t step = schedule.rows_per_launch == 0 ? block_rows : schedule.rows_per_launch;
+  check_workspace(call, schedule, window, instance, std::min(step, block_rows));
+
   constexpr int64_t kElementBytes = 2;
-  const int64_t step = schedule.rows_per_launch == 0 ? operands.m : schedule.rows_per_launch;
-  for (int64_t row = 0; row < operands.m; row += step) {
-    Operands part = operands;
-    part.x = static_cast<const char*>(operands.x) + row * operands.k * kElementBytes;
-    part.output = static_cast<char*>(operands.output) + row * operands.n * kElementBytes;
-    part.m = std::min(step, operands.m - row);
-    instance.launch(part, schedule, window, num_ctas, stream);
+  for (int64_t row = 0; row < block_rows; row += step) {
+    Call part = call;
+    part.x = static_cast<const char*>(call.x) + row * call.k * kElementBytes;
+    part.output = static_cast<char*>(call.output) + row * call.n * kElementBytes;
+    part.m = call.m - row;  // what lies behind x
+    const RowBlocks blocks{static_cast<int>(call.num_batches), static_cast<int>(block_rows),
+                           static_cast<int>(std::min(step, block_rows - row))};
+    instance.launch(part, blocks, schedule, window, num_ctas, stream);
   }
 }
 

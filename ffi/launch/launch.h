@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/tile_order.cuh"
 #include "peer/control_block.h"
 
 namespace entwine {
@@ -21,20 +22,31 @@ struct Schedule {
   int64_t num_spare_warps;
   int64_t raster;
   int64_t push_spread;
-  int64_t rows_per_launch;  // 0: all rows in one launch
+  int64_t rows_per_launch;  // of every block of rows; 0: all rows in one launch
 };
 
-// x [m, k], w [k, n], output [m, n], all row-major and 16-byte aligned; n and k multiples of 8.
-struct Operands {
+// One call on one rank. All arrays are row-major and 16-byte aligned; n and k are multiples of 8.
+//
+//                 x               w        output          gathered
+// AllReduce       [m, k]          [k, n]   [m, n]
+// ReduceScatter   [m, k]          [k, n]   [m / P, n]
+// AllGather       [m / P, k]      [k, n]   [m, n]          [m, k]
+//
+// Rows of the arrays with m rows are [num_batches, num_ranks, block_rows] (AllReduce: m rows, one
+// batch), of those with m / P rows [num_batches, block_rows]. If w_transposed, w is [n, k].
+struct Call {
+  Op op;
+  Dtype dtype;
   const void* x;
   const void* w;
   void* output;
-  Dtype dtype;
+  void* gathered;
   int64_t m, n, k;
+  int64_t num_batches;
+  bool w_transposed;
 };
 
-// Thrown for a call that the kernel must not be launched with: it would corrupt memory or never
-// end.
+// Thrown for a call that the kernel must not be launched with: it would corrupt memory or never end.
 class InvalidCall : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
@@ -44,10 +56,10 @@ void check_cuda(cudaError_t error, const std::string& what);
 // Loads every kernel on the current device, so that no launch has to while another kernel spins.
 void load_kernels();
 
-// Enqueues out = sum over ranks of x @ w, as several launches where schedule.rows_per_launch says
-// so. `num_ctas` is the size of the grid (the SMs of the device, unless ranks share it). Each
-// launch is one epoch: every rank of the group has to make the same calls in the same order.
-void launch_matmul_allreduce(const Operands& operands, const Schedule& schedule,
-                             const PeerWindow& window, int num_ctas, cudaStream_t stream);
+// Enqueues the call, as several launches where schedule.rows_per_launch says so. `num_ctas` is the size
+// of the grid (the SMs of the device, unless ranks share it). Each launch is one epoch: every rank of
+// the group has to make the same calls in the same order.
+void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& window, int num_ctas,
+                 cudaStream_t stream);
 
 }  // namespace entwine

@@ -1,17 +1,16 @@
 // What the ranks of a group share in device memory: one control block and one array of slots each.
 //
-// | word         | fact it states                                         | written by      | read
-// by |
-// |--------------|--------------------------------------------------------|-----------------|---------|
-// | ready        | the peer's kernel of this epoch has started; its output | the peer        |
-// owner   | | tile_ready   | the source's partial of this tile lies in its slot      | the source
-// | owner   | | arrived      | so many units have been stored to this rank's output    | every
-// owner     | rank    | | next_*, exited, epoch, arrived_base | counters of this rank alone      |
-// rank            | rank    |
+// word        | the fact it states                                          | set by    | awaited by
+// ------------|-------------------------------------------------------------|-----------|-----------
+// ready       | the peer's kernel of this epoch has started; its output is  | the peer  | the sender
+//             | at this address                                             |           |
+// tile_ready  | the source's partial of this tile lies in its slot          | the source| the owner
+// rows_ready  | the source's tile row lies in the gathered x                | the source| the loader
+// arrived     | so many units have been stored to this rank's output        | owners    | the rank
+// next_*, exited, epoch, arrived_base, units_sent: counters of this rank alone
 //
-// All of them only grow from call to call and are never reset, except the counters of one launch,
-// which its last CTA sets back. Epochs have 64 bits: a flag that was last set any time ago stays in
-// the past.
+// All of them only grow from call to call and are never reset, except the counters of one launch, which
+// that launch sets back. Epochs have 64 bits: a flag that was last set any time ago stays in the past.
 #pragma once
 
 #include <cstddef>
@@ -41,9 +40,21 @@ struct ControlBlock {
   alignas(128) ReadyWord ready[kMaxRanks];  // by peer
   alignas(128) uint64_t arrived;
 
-  // By slot and source: the epoch in which that partial has arrived. Follows the block in memory.
+  // Behind the block in memory lie max_slots rows of flags, by slot and source: the epoch in which
+  // that partial (or, with AllGather, that tile row) has arrived.
   ENTWINE_HOST_DEVICE uint64_t* tile_ready(int slot, int source) {
     return reinterpret_cast<uint64_t*>(this + 1) + slot * kMaxRanks + source;
+  }
+  ENTWINE_HOST_DEVICE uint64_t* rows_ready(int tile_row, int source) {
+    return tile_ready(tile_row, source);
+  }
+  // Then, by tile row of this rank: units of it that have been sent; 0 between launches.
+  ENTWINE_HOST_DEVICE uint32_t* units_sent(int tile_row, int max_slots) {
+    return reinterpret_cast<uint32_t*>(tile_ready(max_slots, 0)) + tile_row;
+  }
+
+  static size_t bytes_behind(int max_slots) {
+    return max_slots * (kMaxRanks * sizeof(uint64_t) + sizeof(uint32_t));
   }
 };
 
@@ -63,6 +74,7 @@ enum WaitKind : uint32_t {
   kWaitPeerReady = 2,
   kWaitArrived = 3,
   kWaitBarrier = 4,
+  kWaitRowsReady = 5,
 };
 
 // The addresses of all ranks' shared memory, as seen from one of them.
@@ -72,7 +84,7 @@ struct PeerWindow {
   ControlBlock* control[kMaxRanks];
   unsigned char* slots[kMaxRanks];
   size_t parity_bytes;   // the slots of one parity; two lie behind each other
-  int max_owned_tiles;   // rows of tile_ready
+  int max_slots;         // rows of flags in a control block
   WaitFailure* failure;  // pinned host memory of this rank
   uint64_t deadline_ns;
 };

@@ -21,6 +21,9 @@ std::string describe(const WaitFailure& failure) {
     case kWaitTileReady:
       what = "waited for the partial of tile " + std::to_string(failure.tile) + " from " + peer;
       break;
+    case kWaitRowsReady:
+      what = "waited for tile row " + std::to_string(failure.tile) + " from " + peer;
+      break;
     case kWaitPeerReady:
       what = "waited for " + peer + " to start the same call";
       break;

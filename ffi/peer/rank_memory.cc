@@ -57,12 +57,10 @@ void RankMemory::release() {
   cudaGetLastError();
 }
 
-int RankMemory::max_owned_tiles() const {
-  return static_cast<int>(slot_bytes_ / 2 / kSmallestTileBytes);
-}
+int RankMemory::max_slots() const { return static_cast<int>(slot_bytes_ / 2 / kSmallestTileBytes); }
 
 size_t RankMemory::control_bytes() const {
-  return sizeof(ControlBlock) + max_owned_tiles() * kMaxRanks * sizeof(uint64_t);
+  return sizeof(ControlBlock) + ControlBlock::bytes_behind(max_slots());
 }
 
 }  // namespace entwine

@@ -26,7 +26,7 @@ class RankMemory {
   WaitFailure* failure() const { return failure_; }
   size_t slot_bytes() const { return slot_bytes_; }
   size_t control_bytes() const;
-  int max_owned_tiles() const;
+  int max_slots() const;
   int device() const { return device_; }
 
  private:

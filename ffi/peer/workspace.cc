@@ -120,7 +120,7 @@ const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& ex
   }
 
   window.parity_bytes = entry.memory->slot_bytes() / 2;
-  window.max_owned_tiles = entry.memory->max_owned_tiles();
+  window.max_slots = entry.memory->max_slots();
   window.failure = entry.memory->failure();
   watch_for_failures();
   const std::lock_guard lock(registry().mutex);

@@ -16,6 +16,15 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, uin
                : "memory");
 }
 
+// Stores a box to the tensor of `map` at (x, y, z), fastest first; what lies outside is left out.
+__device__ __forceinline__ void tensor_store_3d(const void* map, const void* shared, int x, int y,
+                                                int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

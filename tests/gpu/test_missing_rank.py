@@ -10,7 +10,8 @@ pytestmark = pytest.mark.gpu
 
 PROGRAM = """
 from entwine_jax import Schedule, _ffi
-problem = {"m": 512, "n": 1024, "k_local": 256, **Schedule().as_attributes()}
+sizes = {"m": 512, "n": 1024, "k": 256, "num_batches": 1, "w_transposed": 0}
+problem = {"op": "matmul_allreduce", **sizes, **Schedule().as_attributes()}
 _ffi.run_virtual_ranks([problem], 2, [0, 1], "bfloat16", 132, num_calls=1, missing_rank=1,
                        deadline_seconds=1.0)
 """

@@ -1,5 +1,7 @@
 """The kernel without XLA, for more ranks than GPUs and for few resident CTAs."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -8,10 +10,14 @@ from entwine_jax import Schedule
 pytestmark = pytest.mark.gpu
 
 NUM_SMS = 132
+OPS = ["matmul_allreduce", "matmul_reducescatter", "allgather_matmul"]
+every_op = pytest.mark.parametrize("op", OPS)
 
 
-def problem(m, n, k_local, schedule):
-    return {"m": m, "n": n, "k_local": k_local, **schedule.as_attributes()}
+def problem(op, m, n, k, schedule, *, num_batches=1, w_transposed=0):
+    """m, n and k of the product on one rank."""
+    sizes = {"m": m, "n": n, "k": k, "num_batches": num_batches, "w_transposed": w_transposed}
+    return {"op": op, **sizes, **schedule.as_attributes()}
 
 
 def run_mixed(problems, num_ranks, num_devices, *, num_ctas=None, dtype="bfloat16", **options):
@@ -31,8 +37,17 @@ def run_mixed(problems, num_ranks, num_devices, *, num_ctas=None, dtype="bfloat1
     assert result["wrong_elements"] == 0
 
 
-def run(m, n, k_local, num_ranks, num_devices, schedule, **options):
-    run_mixed([problem(m, n, k_local, schedule)], num_ranks, num_devices, **options)
+def run(op, rows, n, k, num_ranks, num_devices, schedule, *, num_batches=1, **options):
+    """`rows` of every block: AllReduce has one, the others have one for each rank and batch."""
+    if op == "matmul_allreduce":
+        m, num_batches = rows, 1
+    else:
+        m = rows * num_ranks * num_batches
+    if op == "allgather_matmul" and schedule.num_spare_warps == 0:
+        schedule = dataclasses.replace(schedule, num_spare_warps=1)
+    w_transposed = options.pop("w_transposed", 0)
+    one = problem(op, m, n, k, schedule, num_batches=num_batches, w_transposed=w_transposed)
+    run_mixed([one], num_ranks, num_devices, **options)
 
 
 SCHEDULES = [
@@ -44,55 +59,90 @@ SCHEDULES = [
 ]
 
 
+@every_op
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
-def test_every_number_of_ranks(num_ranks, num_devices, schedule):
-    run(516, 1032, 264, num_ranks, num_devices, schedule, num_calls=12, seed=num_ranks)
+def test_every_number_of_ranks(op, num_ranks, num_devices, schedule):
+    run(op, 516, 1032, 264, num_ranks, num_devices, schedule, num_calls=12, seed=num_ranks)
 
 
+@every_op
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("m", "n", "k_local"), [(1, 8, 8), (7, 136, 1000), (2050, 4104, 72)])
-def test_odd_shapes(m, n, k_local, dtype):
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 8, 8), (7, 136, 1000), (650, 4104, 72)])
+def test_odd_shapes(op, rows, n, k, dtype):
     for num_ranks in (2, 3, 8):
-        run(m, n, k_local, num_ranks, 2, Schedule(), dtype=dtype, num_calls=6, seed=m)
+        run(op, rows, n, k, num_ranks, 2, Schedule(), dtype=dtype, num_calls=6, seed=rows)
 
 
+@every_op
+@pytest.mark.parametrize("tile_n", [128, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_transposed_weight(op, tile_n, dtype):
+    schedule = Schedule(tile_n=tile_n)
+    run(op, 300, 1032, 264, 4, 2, schedule, dtype=dtype, w_transposed=1, num_calls=6)
+
+
+@pytest.mark.parametrize("op", OPS[1:])
+@pytest.mark.parametrize("rows", [1, 100, 129, 256])
+def test_batches_of_row_blocks(op, rows):
+    """Blocks of rows that start and end inside tiles."""
+    for num_ranks in (2, 3, 4):
+        run(op, rows, 520, 136, num_ranks, 2, Schedule(raster=2), num_batches=3, num_calls=6)
+
+
+@every_op
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_two_resident_ctas(schedule):
+def test_two_resident_ctas(op, schedule):
     """Another kernel holds all SMs but two of each GPU; the grid is as large as ever."""
-    run(516, 1032, 264, 2, 2, schedule, num_ctas=NUM_SMS, resident_ctas=2, num_calls=9)
+    run(op, 516, 1032, 264, 2, 2, schedule, num_ctas=NUM_SMS, resident_ctas=2, num_calls=9)
 
 
+@every_op
 @pytest.mark.parametrize("num_ctas", [1, 2, 3])
-def test_small_grids(num_ctas):
+def test_small_grids(op, num_ctas):
     schedule = Schedule(num_comm_ctas=num_ctas - 1)
-    run(516, 1032, 264, 8, 1, schedule, num_ctas=num_ctas, num_calls=6)
+    run(op, 516, 1032, 264, 8, 1, schedule, num_ctas=num_ctas, num_calls=6)
 
 
-def test_a_late_rank_changes_nothing():
-    run(516, 1032, 264, 2, 2, Schedule(), num_calls=2, late_ms=2000)
+@every_op
+def test_a_late_rank_changes_nothing(op):
+    run(op, 516, 1032, 264, 2, 2, Schedule(), num_calls=2, late_ms=500)
 
 
-def test_many_calls():
-    run(260, 520, 72, 4, 2, Schedule(tile_n=128), num_calls=3000)
+@every_op
+def test_many_calls(op):
+    run(op, 260, 520, 72, 4, 2, Schedule(tile_n=128), num_calls=2000)
 
 
-@pytest.mark.parametrize("k_local", [64, 136, 192, 256, 320, 384, 704])
-def test_teams_that_share_a_short_operand_ring(k_local):
+@every_op
+@pytest.mark.parametrize("k", [64, 136, 192, 256, 320, 384, 704])
+def test_teams_that_share_a_short_operand_ring(op, k):
     """The two math warpgroups of narrow tiles take the stages of one ring in turn."""
-    run(4096, 4096, k_local, 2, 2, Schedule(tile_n=128), num_calls=12)
-    run(516, 1032, k_local, 8, 1, Schedule(tile_n=128), num_calls=60)
+    run(op, 2048, 4096, k, 2, 2, Schedule(tile_n=128), num_calls=12)
+    run(op, 516, 1032, k, 8, 1, Schedule(tile_n=128), num_calls=60)
+
+
+def test_split_launches():
+    run("matmul_allreduce", 2050, 2056, 264, 2, 2, Schedule(rows_per_launch=512), num_calls=9)
+    schedule = Schedule(rows_per_launch=256)
+    run("matmul_reducescatter", 700, 1032, 264, 2, 2, schedule, num_batches=2, num_calls=9)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_mixed_problems_in_one_workspace(num_ranks):
-    """Sizes and tile shapes that change from call to call, with ranks that own no tile."""
+    """Ops, sizes and tile shapes change from call to call, with ranks that own no tile."""
+    reduce, scatter, gather = OPS
+    p = num_ranks
     problems = [
-        problem(516, 1032, 264, Schedule(tile_n=128)),
-        problem(1, 8, 8, Schedule(tile_n=256)),
-        problem(300, 2056, 72, Schedule(tile_n=256, num_comm_ctas=1)),
-        problem(129, 136, 136, Schedule(tile_n=128)),
-        problem(1024, 1024, 64, Schedule(tile_n=256, rows_per_launch=256)),
+        problem(reduce, 516, 1032, 264, Schedule(tile_n=128)),
+        problem(scatter, 100 * p, 1032, 264, Schedule(tile_n=256)),
+        problem(reduce, 1, 8, 8, Schedule(tile_n=256)),
+        problem(gather, 129 * p, 520, 136, Schedule(tile_n=128)),
+        problem(reduce, 300, 2056, 72, Schedule(tile_n=256, num_comm_ctas=1)),
+        problem(scatter, 2 * p, 136, 136, Schedule(tile_n=128)),
+        problem(scatter, 6 * 65 * p, 264, 72, Schedule(tile_n=128), num_batches=6),
+        problem(gather, 2 * 7 * p, 1000, 1000, Schedule(tile_n=256), num_batches=2),
+        problem(reduce, 1024, 1024, 64, Schedule(tile_n=256, rows_per_launch=256)),
     ]
-    run_mixed(problems, num_ranks, 2, num_calls=300)
+    run_mixed(problems, num_ranks, 2, num_calls=270)

@@ -1,6 +1,6 @@
 #include "launch/instance.cuh"
 
 namespace entwine {
-extern const Instance kBfloat16Tile256 =
-    make_instance<KernelConfig<cutlass::bfloat16_t, 256, /*num_stages=*/3>>(Dtype::kBfloat16);
+extern const InstancePair kBfloat16Tile256 =
+    make_instances<cutlass::bfloat16_t, 256, /*kNumStages=*/3>(Dtype::kBfloat16);
 }  // namespace entwine

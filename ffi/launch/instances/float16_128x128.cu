@@ -1,6 +1,6 @@
 #include "launch/instance.cuh"
 
 namespace entwine {
-extern const Instance kFloat16Tile128 =
-    make_instance<KernelConfig<cutlass::half_t, 128, /*num_stages=*/5>>(Dtype::kFloat16);
+extern const InstancePair kFloat16Tile128 =
+    make_instances<cutlass::half_t, 128, /*kNumStages=*/5>(Dtype::kFloat16);
 }  // namespace entwine

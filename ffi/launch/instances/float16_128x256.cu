@@ -1,6 +1,6 @@
 #include "launch/instance.cuh"
 
 namespace entwine {
-extern const Instance kFloat16Tile256 =
-    make_instance<KernelConfig<cutlass::half_t, 256, /*num_stages=*/3>>(Dtype::kFloat16);
+extern const InstancePair kFloat16Tile256 =
+    make_instances<cutlass::half_t, 256, /*kNumStages=*/3>(Dtype::kFloat16);
 }  // namespace entwine

@@ -1,0 +1,193 @@
+// Decodes the call, rechecks what could corrupt memory, hands on. Nothing is allocated, synchronised or
+// sent through NCCL in Execute: the workspace is made in Initialize, once per group.
+#include "handlers/handlers.h"
+
+#include <cuda_runtime_api.h>
+
+#include <exception>
+#include <mutex>
+#include <string>
+
+#include "handlers/communicator.h"
+#include "handlers/decode.h"
+#include "launch/launch.h"
+#include "peer/workspace.h"
+#include "xla/ffi/api/ffi.h"
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    entwine::Attributes,
+    ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("replica_groups"),
+    ::xla::ffi::StructMember<int64_t>("group_size"),
+    ::xla::ffi::StructMember<int64_t>("slot_bytes"),
+    ::xla::ffi::StructMember<int64_t>("num_batches"),
+    ::xla::ffi::StructMember<int64_t>("w_transposed"),
+    ::xla::ffi::StructMember<entwine::Schedule>("schedule"));
+
+namespace entwine {
+namespace {
+
+namespace ffi = xla::ffi;
+using Extension = const Collectives::Type&;
+
+// No exception of ours crosses into XLA.
+template <class Body>
+ffi::Error guarded(Body body) {
+  try {
+    body();
+    return ffi::Error::Success();
+  } catch (const InvalidCall& error) {
+    return ffi::Error::InvalidArgument(std::string("entwine_jax: ") + error.what());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("entwine_jax: ") + error.what());
+  }
+}
+
+// The current device of the calling thread, restored on exit.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+    check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~DeviceScope() { cudaSetDevice(previous_); }
+
+ private:
+  int previous_ = 0;
+};
+
+void load_kernels_once(int device) {
+  constexpr int kMaxDevices = 64;
+  static std::once_flag loaded[kMaxDevices];
+  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("too many devices");
+  std::call_once(loaded[device], load_kernels);
+}
+
+ffi::Error prepare(int32_t device, Extension collectives, Attributes attributes) {
+  return guarded([&] {
+    const DeviceScope scope(device);
+    load_kernels_once(device);
+    NcclExchange::prepare();
+    ReplicaGroups(attributes.replica_groups, attributes.group_size).request(collectives);
+  });
+}
+
+ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives,
+                      Attributes attributes) {
+  return guarded([&] {
+    const DeviceScope scope(device);
+    const int64_t group_size = attributes.group_size;
+    void* communicator =
+        ReplicaGroups(attributes.replica_groups, group_size).communicator(collectives);
+    NcclExchange exchange(communicator, stream);
+    if (const Workspace* known = find_workspace(communicator)) {
+      // XLA may have given the address of a communicator that it had destroyed to a new one.
+      if (known->window.rank != exchange.rank() ||
+          known->window.num_ranks != exchange.num_ranks() || known->device != device) {
+        throw std::runtime_error("the communicators of XLA have changed; start the process anew");
+      }
+      return;
+    }
+    if (exchange.num_ranks() != group_size) {
+      throw InvalidCall("group_size=" + std::to_string(group_size) + ": XLA's communicator has " +
+                        std::to_string(exchange.num_ranks()) + " ranks");
+    }
+    if (attributes.slot_bytes < 1) throw InvalidCall("slot_bytes: must be positive");
+    make_workspace(communicator, attributes.slot_bytes, exchange);
+  });
+}
+
+// `decode` makes the Call; it is called on the device of the handler.
+template <class Decode>
+ffi::Error execute(cudaStream_t stream, int32_t device, Extension collectives,
+                   const Attributes& attributes, Decode decode) {
+  return guarded([&] {
+    const std::string failure = last_failure();
+    if (!failure.empty()) throw std::runtime_error(failure);
+    const DeviceScope scope(device);
+    const Call call = decode();
+    void* communicator =
+        ReplicaGroups(attributes.replica_groups, attributes.group_size).communicator(collectives);
+    const Workspace* workspace = find_workspace(communicator);
+    if (workspace == nullptr) throw std::runtime_error("Initialize made no workspace");
+    PeerWindow window = workspace->window;
+    window.deadline_ns = deadline_ns();
+    launch_call(call, attributes.schedule, window, workspace->num_sms, stream);
+  });
+}
+
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+ffi::Error allreduce(cudaStream_t stream, int32_t device, Extension collectives, ffi::AnyBuffer x,
+                     ffi::AnyBuffer w, Result y, Attributes attributes) {
+  return execute(stream, device, collectives, attributes,
+                 [&] { return decode_allreduce(attributes, x, w, *y); });
+}
+
+ffi::Error reducescatter(cudaStream_t stream, int32_t device, Extension collectives,
+                         ffi::AnyBuffer x, ffi::AnyBuffer w, Result y, Attributes attributes) {
+  return execute(stream, device, collectives, attributes,
+                 [&] { return decode_reducescatter(attributes, x, w, *y); });
+}
+
+ffi::Error allgather(cudaStream_t stream, int32_t device, Extension collectives, ffi::AnyBuffer x,
+                     ffi::AnyBuffer w, Result y, Result gathered, Attributes attributes) {
+  return execute(stream, device, collectives, attributes,
+                 [&] { return decode_allgather(attributes, x, w, *y, *gathered); });
+}
+
+// Stream, device and communicator, then x and w: what every Execute takes.
+auto bind_operands() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<ffi::Extension<Collectives>>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>();
+}
+
+}  // namespace
+
+XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::BindPrepare()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .Ctx<ffi::Extension<Collectives>>()
+                             .Attrs<Attributes>()
+                             .To(prepare)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* initialize_call(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::BindInitialize()
+                             .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .Ctx<ffi::Extension<Collectives>>()
+                             .Attrs<Attributes>()
+                             .To(initialize)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* execute_allreduce(XLA_FFI_CallFrame* frame) {
+  static auto* handler =
+      bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>().To(allreduce).release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* execute_reducescatter(XLA_FFI_CallFrame* frame) {
+  static auto* handler =
+      bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>().To(reducescatter).release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* execute_allgather(XLA_FFI_CallFrame* frame) {
+  static auto* handler = bind_operands()
+                             .Ret<ffi::AnyBuffer>()
+                             .Ret<ffi::AnyBuffer>()
+                             .Attrs<Attributes>()
+                             .To(allgather)
+                             .release();
+  return handler->Call(frame);
+}
+
+}  // namespace entwine
