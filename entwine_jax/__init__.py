@@ -1,7 +1,10 @@
 """Tensor-parallel matmuls fused with their collective, for use inside `jax.shard_map`."""
 
 from entwine_jax.configuration import configure
+from entwine_jax.ops.allgather_matmul import allgather_matmul
+from entwine_jax.ops.column_parallel_matmul import column_parallel_matmul
 from entwine_jax.ops.matmul_allreduce import matmul_allreduce
+from entwine_jax.ops.matmul_reducescatter import matmul_reducescatter
 from entwine_jax.runtime import is_available, why_unavailable
 from entwine_jax.schedule import Hardware, Problem, Schedule, explain, select_schedule
 from entwine_jax.version import __version__
@@ -11,10 +14,13 @@ __all__ = [
     "Problem",
     "Schedule",
     "__version__",
+    "allgather_matmul",
+    "column_parallel_matmul",
     "configure",
     "explain",
     "is_available",
     "matmul_allreduce",
+    "matmul_reducescatter",
     "select_schedule",
     "why_unavailable",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 # asked for is imported, as bench needs packages that the others do not.
 COMMANDS = {
     "doctor": ("entwine_jax.doctor", "check what the fused kernel needs, with remedies"),
-    "bench": ("entwine_jax.bench.command", "verify, then time against matmul and psum"),
+    "bench": ("entwine_jax.bench.command", "verify, then time against plain lax"),
     "explain": ("entwine_jax.schedule.explain", "say which schedule a problem gets, and why"),
 }
 

@@ -1,11 +1,17 @@
 """The crossing to XLA: fused custom call or plain lax, decided once, when a program is lowered.
 
-The only file that touches `jax.ffi`. Custom call `entwine_jax.<op>.v1`, platform CUDA:
-  operands   x [m, k], w [k, n], row-major, both bfloat16 or both float16
-  result     y [m, n], row-major, same dtype
-  attributes replica_groups (int64 [num_groups * group_size], logical ids, group after group),
-             group_size (int64), slot_bytes (int64, the group's share of the workspace),
-             schedule (one struct of int64)
+The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v1`, platform CUDA; arrays are
+row-major and all of one dtype, bfloat16 or float16; w is [k, n], or [n, k] where w_transposed is 1:
+  matmul_allreduce      x [m, k], w -> y [m, n]
+  matmul_reducescatter  x [m, k], w -> y [m / group_size, n]
+                        rows of x are [num_batches, group_size, block], of y [num_batches, block]
+  allgather_matmul      x [m, k], w -> y [m * group_size, n], gathered [m * group_size, k]
+                        rows of x are [num_batches, block], of y and gathered
+                        [num_batches, group_size, block]
+  attributes            replica_groups (int64 [num_groups * group_size], logical ids, group after
+                        group), group_size (int64), slot_bytes (int64, the group's share of the
+                        workspace), num_batches (int64, 1 for matmul_allreduce), w_transposed
+                        (int64, 0 or 1), schedule (one struct of int64)
 """
 
 import functools
@@ -18,7 +24,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from entwine_jax import configuration, runtime, workspace
+from entwine_jax import configuration, reference, runtime, workspace
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.select import decide
 
@@ -28,14 +34,16 @@ ALIGNMENT = 8  # elements: rows of x, w and y start on 16 bytes, as TMA requires
 _log = logging.getLogger("entwine_jax")
 
 
-def register(primitive: Primitive, *, op: str, reference: Callable[..., Any]) -> None:
-    """Lowers `primitive` to `reference` everywhere, and on CUDA to the fused call where it may."""
+def register(primitive: Primitive, in_lax: Callable[..., Any]) -> Callable[..., Any]:
+    """Lowers `primitive` to `in_lax`, which takes its operands and parameters; returns the rule."""
+    rule = mlir.lower_fun(in_lax, multiple_results=primitive.multiple_results)
+    mlir.register_lowering(primitive, rule)
+    return rule
 
-    def run_reference(x, w, *, axis_name, **_):
-        return reference(x, w, axis_name)
 
-    lax_rule = mlir.lower_fun(run_reference, multiple_results=False)
-    mlir.register_lowering(primitive, lax_rule)
+def register_fused(primitive: Primitive, op: str, in_lax: Callable[..., Any]) -> None:
+    """As `register`, and on CUDA lowers to the fused call where it may."""
+    lax_rule = register(primitive, in_lax)
     cuda_rule = functools.partial(_lower_for_cuda, op=op, lax_rule=lax_rule)
     mlir.register_lowering(primitive, cuda_rule, platform="cuda")
 
@@ -46,20 +54,20 @@ def target_name(op: str) -> str:
 
 
 def why_lax(
-    m: int, n: int, k_local: int, dtype: str, num_ranks: int, *, every_axis_manual: bool = True
+    m: int, k: int, n: int, dtype: str, num_ranks: int, *, every_axis_manual: bool = True
 ) -> str | None:
     """Why a call runs as plain lax, by what it asks for; None if the fused kernel takes it.
 
-    m, n and k_local are the sizes of the local shards x [m, k_local] and w [k_local, n].
+    m, k and n are the sizes of the local shards x [m, k] and w [k, n].
     """
     if not every_axis_manual:
         return "the mesh is only partially manual"
     if dtype not in FUSED_DTYPES:
         return f"dtype {dtype} is not one of {', '.join(FUSED_DTYPES)}"
-    if min(m, n, k_local) == 0:
-        return f"nothing to multiply: m={m}, n={n}, k={k_local}"
-    if n % ALIGNMENT or k_local % ALIGNMENT:
-        return f"n={n} and local k={k_local} must be multiples of {ALIGNMENT}"
+    if min(m, n, k) == 0:
+        return f"nothing to multiply: m={m}, n={n}, k={k}"
+    if n % ALIGNMENT or k % ALIGNMENT:
+        return f"local n={n} and k={k} must be multiples of {ALIGNMENT}"
     if not runtime.MIN_RANKS <= num_ranks <= runtime.MAX_RANKS:
         return f"{num_ranks} ranks, but it takes {runtime.MIN_RANKS} to {runtime.MAX_RANKS}"
     return runtime.why_unavailable(num_ranks)
@@ -74,48 +82,73 @@ class FusedCall(NamedTuple):
     reason: str
 
 
-def _lower_for_cuda(ctx, x, w, *, op, lax_rule, **params):
+def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     call = _plan(ctx, op, **params)
-    m_k, k_n = ctx.avals_in[0].shape, ctx.avals_in[1].shape
+    x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):
-        _log.info("%s %s @ %s runs as plain lax: %s", op, m_k, k_n, call)
-        return lax_rule(ctx, x, w, **params)
-    _log.info("%s %s @ %s runs fused: %s (%s)", op, m_k, k_n, call.schedule, call.reason)
+        _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, call)
+        return lax_rule(ctx, x, w, *other_ws, **params)
+    _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
     _register_targets()
+    # Results are one product for each weight and, of the all-gather, the gathered x.
+    y_aval, *rest_avals = ctx.avals_out
+    rest_avals = rest_avals[len(other_ws) :]
     rule = jax.ffi.ffi_lowering(target_name(op), has_side_effect=False)
-    return rule(
-        ctx,
+    y, *rest = rule(
+        ctx.replace(avals_in=ctx.avals_in[:2], avals_out=[y_aval, *rest_avals]),
         x,
         w,
         replica_groups=call.replica_groups,
         group_size=np.int64(params["num_ranks"]),
         slot_bytes=np.int64(call.slot_bytes),
+        num_batches=np.int64(params.get("num_batches", 1)),
+        w_transposed=np.int64(params["w_transposed"]),
         schedule={name: np.int64(v) for name, v in call.schedule.as_attributes().items()},
     )
+    if not other_ws:
+        return [y, *rest]
+    return [y, *_multiply_others(ctx, rest[0], other_ws, params["w_transposed"]), *rest]
 
 
-def _plan(ctx, op, *, axis_name, num_ranks, schedule, **_) -> FusedCall | str:
+def _multiply_others(ctx, gathered, other_ws, w_transposed):
+    """The products of the gathered x with the weights that the fused call does not take."""
+
+    def products(gathered, *ws):
+        return [reference.multiply(gathered, w, w_transposed=w_transposed) for w in ws]
+
+    rule = mlir.lower_fun(products, multiple_results=True)
+    avals_in = [ctx.avals_out[-1], *ctx.avals_in[2:]]
+    ctx = ctx.replace(avals_in=avals_in, avals_out=ctx.avals_out[1:-1])
+    return rule(ctx, gathered, *other_ws)
+
+
+def _plan(
+    ctx, op, *, axis_name, num_ranks, schedule, w_transposed, num_batches=1, **_
+) -> FusedCall | str:
     """The fused call, or why it is plain lax."""
-    x, w = ctx.avals_in
-    (m, k_local), n = x.shape, w.shape[1]
+    x, w = ctx.avals_in[:2]
+    m, k = x.shape
+    n = w.shape[0] if w_transposed else w.shape[1]
     dtype = str(x.dtype)
     axis_context = ctx.module_context.axis_context
     manual = getattr(axis_context, "manual_axes", frozenset())
     mesh = getattr(axis_context, "mesh", None)
-    every_axis_manual = mesh is not None and set(mesh.axis_names) == set(manual)
-    reason = why_lax(m, n, k_local, dtype, num_ranks, every_axis_manual=every_axis_manual)
+    if mesh is None:
+        return "no mesh"
+    every_axis_manual = set(mesh.axis_names) == set(manual)
+    reason = why_lax(m, k, n, dtype, num_ranks, every_axis_manual=every_axis_manual)
     if reason is not None:
         return reason
     groups = replica_groups(mesh.shape, axis_name)
     limit = configuration.current().workspace_bytes
     slot_bytes = workspace.slot_bytes((_device_ids(mesh), groups.tobytes(), num_ranks), limit)
-    problem = Problem(
-        op=op,
-        m=m,
-        n=n,
-        k=k_local * num_ranks,
+    problem = Problem.of_shards(
+        op,
+        (m, k),
+        (k, n),
+        num_ranks,
+        num_batches=num_batches,
         dtype=dtype,
-        num_ranks=num_ranks,
         hardware=runtime.hardware(),
     )
     decision = decide(problem, slot_bytes, override=schedule)

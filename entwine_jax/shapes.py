@@ -10,36 +10,77 @@ from jax import lax
 from entwine_jax.schedule import Schedule
 
 
-def check_operands(op: str, x: Any, w: Any) -> np.dtype:
-    """Returns the dtype of the result: that of `x @ w` by JAX's promotion rules.
+def check_operands(op: str, x: Any, *ws: Any) -> np.dtype:
+    """Returns the dtype of the result: that of `x @ w` by JAX's promotion rules, over all weights.
 
     Raises TypeError for what is not a numeric array, ValueError for shapes that do not multiply.
     """
-    for name, operand in (("x", x), ("w", w)):
-        if not isinstance(operand, jax.Array | np.ndarray):
-            raise TypeError(
-                f"{op}: {name} must be an array, but it is of type {type(operand).__name__}."
-            )
-        if not jnp.issubdtype(operand.dtype, jnp.number):
-            raise TypeError(
-                f"{op}: {name} must have a numeric dtype, but it has dtype {operand.dtype}."
-            )
+    if not ws:
+        raise ValueError(f"{op}: w must hold at least one weight, but it is ().")
+    names = ["w"] if len(ws) == 1 else [f"w[{i}]" for i in range(len(ws))]
+    for name, operand in (("x", x), *zip(names, ws, strict=True)):
+        _check_array(op, name, operand)
     if x.ndim < 2:
         raise ValueError(
             f"{op}: x must have at least 2 dimensions [..., m, k], but it has shape {x.shape}. "
             "Write x[None, :] for a single row."
         )
+    for name, w in zip(names, ws, strict=True):
+        _check_weight(op, name, w, x)
+    return jnp.result_type(x, *ws)
+
+
+def _check_array(op: str, name: str, operand: Any) -> None:
+    if not isinstance(operand, jax.Array | np.ndarray):
+        raise TypeError(
+            f"{op}: {name} must be an array, but it is of type {type(operand).__name__}."
+        )
+    if not jnp.issubdtype(operand.dtype, jnp.number):
+        raise TypeError(
+            f"{op}: {name} must have a numeric dtype, but it has dtype {operand.dtype}."
+        )
+
+
+def _check_weight(op: str, name: str, w: Any, x: Any) -> None:
     if w.ndim != 2:
         raise ValueError(
-            f"{op}: w must have 2 dimensions [k, n], but it has shape {w.shape}. "
+            f"{op}: {name} must have 2 dimensions [k, n], but it has shape {w.shape}. "
             "Use jax.vmap for a batch of weights."
         )
     if x.shape[-1] != w.shape[0]:
         raise ValueError(
-            f"{op}: the last dimension of x must equal the first of w (k of the local shards), "
-            f"but x has shape {x.shape} and w has shape {w.shape}: {x.shape[-1]} != {w.shape[0]}."
+            f"{op}: the last dimension of x must equal the first of {name} (k of the local "
+            f"shards), but x has shape {x.shape} and {name} has shape {w.shape}: "
+            f"{x.shape[-1]} != {w.shape[0]}."
         )
-    return jnp.result_type(x, w)
+
+
+def check_dimension(op: str, argument: str, dimension: Any, x: Any) -> int:
+    """Returns a dimension of x, but not the last one, counted from the front.
+
+    Raises TypeError for what is not an int, ValueError for any other dimension.
+    """
+    if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer):
+        raise TypeError(
+            f"{op}: {argument} must be an int, but it is {dimension!r} of type "
+            f"{type(dimension).__name__}."
+        )
+    found = int(dimension) + x.ndim if dimension < 0 else int(dimension)
+    if not 0 <= found < x.ndim - 1:
+        raise ValueError(
+            f"{op}: {argument} must be a dimension of x before the last one (k), but it is "
+            f"{dimension} and x has shape {x.shape}."
+        )
+    return found
+
+
+def check_divisible(op: str, argument: str, dimension: int, x: Any, num_ranks: int) -> None:
+    """Raises ValueError where the ranks cannot have equal parts of a dimension."""
+    if x.shape[dimension] % num_ranks:
+        raise ValueError(
+            f"{op}: the size of dimension {argument}={dimension} must be a multiple of the "
+            f"{num_ranks} ranks, but x has shape {x.shape}: {x.shape[dimension]} is not one."
+        )
 
 
 def check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:

@@ -31,10 +31,67 @@ def row_parallel(mesh, axis_name="tp", *, op=None, x_ndim=2, check_vma=True, **o
     return jax.shard_map(
         partial(op, axis_name=axis_name, **options),
         mesh=mesh,
-        in_specs=(P(*[None] * (x_ndim - 1), axis_name), P(axis_name)),
+        in_specs=(last(x_ndim, axis_name), P(axis_name)),
         out_specs=P(),
         check_vma=check_vma,
     )
+
+
+def scattering(mesh, axis_name="tp", *, op=None, x_ndim=2, dimension=-2, check_vma=True, **options):
+    """As `row_parallel`, with a result that is sharded along a dimension."""
+    op = op or entwine_jax.matmul_reducescatter
+    return jax.shard_map(
+        partial(op, axis_name=axis_name, scatter_dimension=dimension, **options),
+        mesh=mesh,
+        in_specs=(last(x_ndim, axis_name), P(axis_name)),
+        out_specs=at(dimension, x_ndim, axis_name),
+        check_vma=check_vma,
+    )
+
+
+def gathering(mesh, axis_name="tp", *, op=None, x_ndim=2, dimension=-2, check_vma=True, **options):
+    """The op on x sharded along a dimension and w along its columns, as is the result."""
+    op = op or entwine_jax.allgather_matmul
+    return jax.shard_map(
+        partial(op, axis_name=axis_name, gather_dimension=dimension, **options),
+        mesh=mesh,
+        in_specs=(at(dimension, x_ndim, axis_name), P(None, axis_name)),
+        out_specs=last(x_ndim, axis_name),
+        check_vma=check_vma,
+    )
+
+
+def column_parallel(mesh, axis_name="tp", *, op=None, x_ndim=2, check_vma=True, **options):
+    """The op on a replicated x and w sharded along its columns, as is the result."""
+    op = op or entwine_jax.column_parallel_matmul
+    return jax.shard_map(
+        partial(op, axis_name=axis_name, **options),
+        mesh=mesh,
+        in_specs=(P(), P(None, axis_name)),
+        out_specs=last(x_ndim, axis_name),
+        check_vma=check_vma,
+    )
+
+
+# Each makes of an op a function of global operands that equals x @ w. Sizes m and n must be
+# multiples of the number of ranks, as is k.
+PRODUCTS = {
+    "allreduce": row_parallel,
+    "reducescatter": scattering,
+    "allgather": gathering,
+    "column_parallel": column_parallel,
+}
+
+
+def at(dimension, ndim, axis_name):
+    """The spec of an array that is sharded along one dimension."""
+    spec = [None] * ndim
+    spec[dimension] = axis_name
+    return P(*spec)
+
+
+def last(ndim, axis_name):
+    return at(-1, ndim, axis_name)
 
 
 def exact(x, w):

@@ -1,23 +1,35 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
-from sharded import make_mesh, random_operands, row_parallel
+from sharded import PRODUCTS, make_mesh, random_operands
 
 import entwine_jax
 from entwine_jax import reference
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False])
+KIND = pytest.mark.parametrize("kind", PRODUCTS)
 
 
 def dense_loss(x, w):
     return jnp.sum(jnp.sin(x @ w))
 
 
-def sharded_loss(x, w, **options):
-    return jnp.sum(jnp.sin(row_parallel(make_mesh(), x_ndim=x.ndim, **options)(x, w)))
+def sharded_loss(x, w, kind="allreduce", **options):
+    return jnp.sum(jnp.sin(PRODUCTS[kind](make_mesh(), x_ndim=x.ndim, **options)(x, w)))
+
+
+def second_order(loss):
+    """Reverse over reverse mode."""
+
+    def of_gradients(x, w):
+        return sum(jnp.sum(jnp.cos(g)) for g in jax.grad(loss, (0, 1))(x, w))
+
+    return jax.grad(of_gradients, (0, 1))
 
 
 def assert_trees_close(actual, expected):
@@ -27,10 +39,33 @@ def assert_trees_close(actual, expected):
 
 
 @CHECK_VMA
+@KIND
 @pytest.mark.parametrize("leading", [(), (3,)])
-def test_gradients(leading, check_vma):
-    x, w = random_operands(m=5, k=16, n=6, leading=leading)
-    actual = jax.jit(jax.grad(lambda *a: sharded_loss(*a, check_vma=check_vma), (0, 1)))(x, w)
+def test_gradients(leading, kind, check_vma):
+    x, w = random_operands(m=8, k=16, n=12, leading=leading)
+    loss = partial(sharded_loss, kind=kind, check_vma=check_vma)
+    actual = jax.jit(jax.grad(loss, (0, 1)))(x, w)
+    assert_trees_close(actual, jax.grad(dense_loss, (0, 1))(x, w))
+
+
+@CHECK_VMA
+@KIND
+@pytest.mark.parametrize("argument", [0, 1])
+def test_gradient_of_one_operand(argument, kind, check_vma):
+    x, w = random_operands(m=8, k=16, n=12)
+    loss = partial(sharded_loss, kind=kind, check_vma=check_vma)
+    actual = jax.jit(jax.grad(loss, argument))(x, w)
+    assert_trees_close(actual, jax.grad(dense_loss, argument)(x, w))
+
+
+@KIND
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_gradients_along_leading_dimensions(dimension, kind):
+    if kind in ("allreduce", "column_parallel"):
+        pytest.skip("has no such dimension")
+    x, w = random_operands(m=3, k=16, n=12, leading=(4, 8))
+    loss = partial(sharded_loss, kind=kind, dimension=dimension)
+    actual = jax.jit(jax.grad(loss, (0, 1)))(x, w)
     assert_trees_close(actual, jax.grad(dense_loss, (0, 1))(x, w))
 
 
@@ -74,32 +109,68 @@ def test_gradient_of_a_replicated_operand_is_summed(check_vma):
 
 
 @CHECK_VMA
-def test_forward_mode(check_vma):
-    x, w = random_operands(m=5, k=16, n=6)
-    tangents = random_operands(m=5, k=16, n=6, seed=1)
-    actual = jax.jit(
-        lambda *a: jax.jvp(lambda *b: sharded_loss(*b, check_vma=check_vma), a, tangents)
-    )(x, w)
+@KIND
+def test_forward_mode(kind, check_vma):
+    x, w = random_operands(m=8, k=16, n=12)
+    tangents = random_operands(m=8, k=16, n=12, seed=1)
+    loss = partial(sharded_loss, kind=kind, check_vma=check_vma)
+    actual = jax.jit(lambda *a: jax.jvp(loss, a, tangents))(x, w)
     assert_trees_close(actual, jax.jvp(dense_loss, (x, w), tangents))
 
 
 @CHECK_VMA
-def test_hessian(check_vma):
-    x, w = random_operands(m=2, k=8, n=3)
-    actual = jax.jit(jax.hessian(lambda *a: sharded_loss(*a, check_vma=check_vma), (0, 1)))(x, w)
+@KIND
+def test_hessian(kind, check_vma):
+    x, w = random_operands(m=4, k=8, n=4)
+    loss = partial(sharded_loss, kind=kind, check_vma=check_vma)
+    actual = jax.jit(jax.hessian(loss, (0, 1)))(x, w)
     assert_trees_close(actual, jax.hessian(dense_loss, (0, 1))(x, w))
 
 
-def test_second_order_against_finite_differences():
-    x, w = random_operands(m=2, k=8, n=3)
-    check_grads(jax.jit(sharded_loss), (x, w), order=2, modes=["fwd", "rev"], rtol=2e-2, atol=2e-2)
+@CHECK_VMA
+@KIND
+def test_gradient_of_the_gradient(kind, check_vma):
+    x, w = random_operands(m=4, k=8, n=4)
+    loss = partial(sharded_loss, kind=kind, check_vma=check_vma)
+    assert_trees_close(jax.jit(second_order(loss))(x, w), second_order(dense_loss)(x, w))
 
 
+@KIND
+def test_third_order(kind):
+    """Forward over reverse over reverse mode."""
+    x, w = random_operands(m=4, k=8, n=4)
+    tangents = random_operands(m=4, k=8, n=4, seed=1)
+
+    def third_order(loss):
+        return lambda *operands: jax.jvp(second_order(loss), operands, tangents)
+
+    actual = jax.jit(third_order(partial(sharded_loss, kind=kind)))(x, w)
+    assert_trees_close(actual, third_order(dense_loss)(x, w))
+
+
+@KIND
+def test_second_order_against_finite_differences(kind):
+    x, w = random_operands(m=4, k=8, n=4)
+    loss = jax.jit(partial(sharded_loss, kind=kind))
+    check_grads(loss, (x, w), order=2, modes=["fwd", "rev"], rtol=2e-2, atol=2e-2)
+
+
+@KIND
+def test_linear_transpose(kind):
+    x, w = random_operands(m=8, k=16, n=12)
+    y = x @ w
+    product = PRODUCTS[kind](make_mesh())
+    (dx,) = jax.jit(jax.linear_transpose(lambda x: product(x, w), x))(y)
+    (dw,) = jax.jit(jax.linear_transpose(lambda w: product(x, w), w))(y)
+    assert_trees_close((dx, dw), (y @ w.T, x.T @ y))
+
+
+@KIND
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_gradients_keep_the_dtype(dtype):
+def test_gradients_keep_the_dtype(dtype, kind):
     x, w = random_operands(m=4, k=16, n=8)
     x, w = x.astype(dtype), w.astype(dtype)
-    dx, dw = jax.jit(jax.grad(sharded_loss, (0, 1)))(x, w)
+    dx, dw = jax.jit(jax.grad(partial(sharded_loss, kind=kind), (0, 1)))(x, w)
     assert dx.dtype == dw.dtype == dtype
 
 

@@ -11,8 +11,10 @@ import pytest
 from entwine_jax.__main__ import main
 from entwine_jax.bench import measure, programs, report, timing, verify
 from entwine_jax.bench.cases import CORE, SUITE, Shape, parse_shapes
+from entwine_jax.bench.ops import AXIS, OPS, TimedOp
 
 SHAPES = "16,64,256;40,24,128"
+SMALL = Shape(8, 8, 32)
 QUICK = ["bench", "--ranks", "4", "--rounds", "1", "--calls", "4"]
 
 
@@ -30,7 +32,7 @@ def test_command_writes_json_csv_and_markdown(tmp_path, capsys):
     assert (first["m"], first["n"], first["k"]) == (16, 64, 256)
     assert (second["m"], second["n"], second["k"]) == (40, 24, 128)
     for result in document["results"]:
-        assert min(result["matmul_us"], result["psum_us"], result["ours_us"]) > 0
+        assert min(result["matmul_us"], result["lax_us"], result["ours_us"]) > 0
         assert result["error_ratio"] == 1.0  # lax against lax
         assert result["bound_us"] is None
         assert result["schedule"] == "lax"
@@ -64,6 +66,8 @@ def test_command_takes_dtype_schedule_and_no_verify(tmp_path):
     [
         (["--ranks", "99"], "there are 4 devices"),
         (["--shapes", "8,8,30"], "k must be a multiple of the 4 ranks"),
+        (["--op", "rs", "--shapes", "9,8,32"], "m must be a multiple of the 4 ranks"),
+        (["--op", "ag", "--shapes", "9,8,32"], "m must be a multiple of the 4 ranks"),
         (["--shapes", "8,8,32", "--rounds", "0"], "must be 1 or more"),
         (["--shapes", "8,8,32", "--calls", "0"], "must be 1 or more"),
         (["--shapes", ";"], "at least one shape"),
@@ -82,44 +86,100 @@ def test_command_wants_markers(tmp_path, capsys):
 
 
 def test_wrong_result_stops_the_command(monkeypatch, capsys):
-    honest = programs.make_calls
+    honest = TimedOp.calls
 
-    def make_calls(schedule):
-        calls = honest(schedule)
-        return calls | {"ours": lambda x, w: calls["psum"](x, w).at[3, 4].add(1)}
+    def calls(op, schedule):
+        right = honest(op, schedule)
+        return right | {"ours": lambda x, w: right["lax"](x, w).at[1, 4].add(1)}
 
-    monkeypatch.setattr(programs, "make_calls", make_calls)
-    assert main([*QUICK, "--shapes", "8,8,32"]) == 1
-    assert "WRONG RESULT" in capsys.readouterr().err
+    monkeypatch.setattr(TimedOp, "calls", calls)
+    for op in OPS:
+        assert main([*QUICK, "--op", op, "--shapes", "8,8,32"]) == 1
+        assert "WRONG RESULT" in capsys.readouterr().err
+
+
+def verify_call(op, call, shape=SMALL):
+    """Verifies another call as if it were the op."""
+    mesh = programs.make_mesh(4)
+    inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(jnp.bfloat16), seed=0)
+    timed = programs.make_programs(mesh, op, op.calls(None) | {"ours": call})
+    x, w = inputs.x, inputs.weights[0]
+    ours, lax = (programs.once(timed[name])(x, w) for name in ("ours", "lax"))
+    return verify.verify(x, w, ours, lax, seed=0)
 
 
 def test_ranks_that_differ_are_a_wrong_result():
-    mesh = programs.make_mesh(4)
-    inputs = programs.make_inputs(mesh, Shape(8, 8, 32), jnp.dtype(jnp.bfloat16), seed=0)
-    psum = programs.make_calls(None)["psum"]
+    psum = OPS["ar"].calls(None)["lax"]
 
     def differ(x, w):
-        one_bit_more = jnp.where(jax.lax.axis_index(programs.AXIS) == 2, 1.01, 1.0)
+        one_bit_more = jnp.where(jax.lax.axis_index(AXIS) == 2, 1.01, 1.0)
         return psum(x, w) * one_bit_more.astype(x.dtype)
 
-    x, w = inputs.x, inputs.weights[0]
-    results = [programs.once(mesh, call)(x, w) for call in (differ, psum)]
-    assert not verify.verify(x, w, *results, seed=0).ranks_equal
+    assert verify_call(OPS["ar"], psum).ranks_equal
+    assert not verify_call(OPS["ar"], differ).ranks_equal
 
 
-def test_nothing_is_taken_out_of_the_timed_loop():
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@pytest.mark.parametrize("shape", [SMALL, Shape(256, 64, 32)])
+def test_results_of_ranks_that_swapped_places_are_wrong(op, shape):
+    """Every rank's part is compared with its own place in the result."""
+    honest = op.calls(None)["lax"]
+
+    def swapped(x, w):
+        return jax.lax.ppermute(honest(x, w), AXIS, [(0, 1), (1, 0), (2, 2), (3, 3)])
+
+    assert verify_call(op, honest, shape).holds
+    assert verify_call(op, swapped, shape).holds == (op.short == "ar")
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_nothing_is_taken_out_of_the_timed_loop(op):
     mesh = programs.make_mesh(4)
     shape = Shape(16, 24, 128)
-    inputs = programs.make_inputs(mesh, shape, jnp.dtype(jnp.float32), seed=0)
-    program = programs.repeated(mesh, programs.make_calls(None)["psum"], num_calls=8)
+    inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(jnp.float32), seed=0)
+    timed = programs.make_programs(mesh, op, op.calls(None))["lax"]
+    program = programs.repeated(timed, num_calls=8)
     text = program.lower(inputs.x, inputs.weights).compile().as_text()
-    body = max(text.split("\n\n"), key=lambda part: part.count("all-reduce("))
-    assert body.count("all-reduce(") == programs.NUM_WEIGHTS
+    collective = {"ar": "all-reduce(", "rs": "reduce-scatter(", "ag": "all-gather("}[op.short]
+    body = max(text.split("\n\n"), key=lambda part: part.count(f" {collective}"))
+    assert body.count(f" {collective}") == programs.NUM_WEIGHTS
     assert "%while" in text
     for result, w in zip(program(inputs.x, inputs.weights), inputs.weights, strict=True):
-        assert result.shape == (4 * shape.m, shape.n)
         expected = np.asarray(inputs.x) @ np.asarray(w)
-        np.testing.assert_allclose(np.asarray(result)[: shape.m], expected, atol=1e-4)
+        found = np.asarray(result)
+        if op.short == "ag":  # columns of the ranks, one below the other
+            found = np.concatenate(np.split(found, 4), axis=1)
+        np.testing.assert_allclose(found[: shape.m], expected, atol=1e-4)
+
+
+def test_allgather_is_timed_against_a_matmul_of_the_whole_x():
+    op, shape = OPS["ag"], Shape(16, 24, 128)
+    mesh = programs.make_mesh(4)
+    inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(jnp.float32), seed=0)
+    timed = programs.make_programs(mesh, op, op.calls(None))
+    np.testing.assert_array_equal(inputs.whole_x, inputs.x)
+    results = [
+        programs.once(timed[name])(x, inputs.weights[0])
+        for name, x in (("matmul", inputs.whole_x), ("lax", inputs.x), ("ours", inputs.x))
+    ]
+    assert results[0].shape == (4 * 16, 128 // 4)
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "label"), [("rs", "+ psum_scatter"), ("ag", "+ all_gather"), ("ar", "+ psum")]
+)
+def test_command_times_every_op(op, label, tmp_path, capsys):
+    readme, file = tmp_path / "README.md", tmp_path / "bench.json"
+    readme.write_text("{}\n{}\n".format(*report.markers(4, op)))
+    arguments = ["--op", op, "--shapes", SHAPES, "--json", str(file), "--markdown", str(readme)]
+    assert main([*QUICK, *arguments]) == 0
+    document = json.loads(file.read_text())
+    assert document["settings"]["op"] == op
+    assert [result["error_ratio"] for result in document["results"]] == [1.0, 1.0]
+    assert f"| {label} |" in readme.read_text()
+    assert ("x is [m / P, n]" in capsys.readouterr().out) == (op == "ag")
 
 
 def test_sample_takes_one_index_of_every_part():
@@ -130,10 +190,10 @@ def test_sample_takes_one_index_of_every_part():
 
 
 def test_not_a_number_does_not_pass():
-    assert not verify.Verification(ours=float("nan"), psum=1.0, ranks_equal=True).holds
-    assert not verify.Verification(ours=2.1, psum=1.0, ranks_equal=True).holds
-    assert not verify.Verification(ours=0.0, psum=1.0, ranks_equal=False).holds
-    assert verify.Verification(ours=2.0, psum=1.0, ranks_equal=True).holds
+    assert not verify.Verification(ours=float("nan"), lax=1.0, ranks_equal=True).holds
+    assert not verify.Verification(ours=2.1, lax=1.0, ranks_equal=True).holds
+    assert not verify.Verification(ours=0.0, lax=1.0, ranks_equal=False).holds
+    assert verify.Verification(ours=2.0, lax=1.0, ranks_equal=True).holds
 
 
 def test_short_calls_get_longer_dispatches():
@@ -150,7 +210,7 @@ def test_fraction_speed_up_and_geomean():
         dtype="bfloat16",
         num_calls=32,
         matmul_us=80.0,
-        psum_us=150.0,
+        lax_us=150.0,
         ours_us=100.0,
         bound_us=90.0,
         predicted_us=99.0,

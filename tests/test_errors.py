@@ -95,3 +95,84 @@ def test_schedule_must_be_a_schedule(schedule):
 def test_strict_promotion_is_left_to_jax():
     with pytest.raises(jax.dtypes.TypePromotionError):
         call(jnp.ones((2, 2), jnp.bfloat16), (2, 2))
+
+
+OPS = {
+    "matmul_reducescatter": "scatter_dimension",
+    "allgather_matmul": "gather_dimension",
+    "column_parallel_matmul": None,
+}
+
+
+def call_op(op, x, w, axis_name="tp", **options):
+    """As `call`, for another op; shapes may stand in a tuple of weights."""
+
+    def local():
+        def array(v):
+            return jnp.zeros(v, jnp.float32) if isinstance(v, tuple) else v
+
+        several = isinstance(w, tuple) and not (w and isinstance(w[0], int))
+        ws = tuple(map(array, w)) if several else array(w)
+        getattr(entwine_jax, op)(array(x), ws, axis_name, **options)
+        return jnp.zeros(())
+
+    jax.eval_shape(jax.shard_map(local, mesh=make_mesh(), in_specs=(), out_specs=P()))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("x", "w", "error", "message"),
+    [
+        ((4, 2), (3, 4), ValueError, r"x has shape \(4, 2\) and w has shape \(3, 4\)"),
+        ((4,), (4, 4), ValueError, "x must have at least 2 dimensions"),
+        ((4, 2), np.ones((2, 2, 2), np.float32), ValueError, "w must have 2 dimensions"),
+        ([[1.0]], (1, 1), TypeError, "x must be an array, but it is of type list"),
+        ((4, 2), np.ones((2, 1), bool), TypeError, "w must have a numeric dtype"),
+    ],
+)
+def test_operands_of_every_op(op, x, w, error, message):
+    with pytest.raises(error, match=f"{op}: .*{message}"):
+        call_op(op, x, w)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_axis_name_and_schedule_of_every_op(op):
+    with pytest.raises(ValueError, match=f"{op}: axis_name must name manual axes"):
+        call_op(op, (4, 2), (2, 4), "nope")
+    with pytest.raises(TypeError, match=f"{op}: schedule must be an entwine_jax"):
+        call_op(op, (4, 2), (2, 4), schedule="auto")
+
+
+@pytest.mark.parametrize(("op", "argument"), [(o, a) for o, a in OPS.items() if a])
+@pytest.mark.parametrize("dimension", [-1, 2, 3, -4])
+def test_dimension_must_come_before_the_last(op, argument, dimension):
+    rule = f"{op}: {argument} must be a dimension of x before the last one"
+    with pytest.raises(ValueError, match=f"{rule}.* it is {dimension} and x has shape"):
+        call_op(op, (4, 4, 2), (2, 4), **{argument: dimension})
+
+
+@pytest.mark.parametrize(("op", "argument"), [(o, a) for o, a in OPS.items() if a])
+@pytest.mark.parametrize("dimension", ["0", 1.0, None, True])
+def test_dimension_must_be_an_int(op, argument, dimension):
+    with pytest.raises(TypeError, match=f"{op}: {argument} must be an int, but it is"):
+        call_op(op, (4, 4, 2), (2, 4), **{argument: dimension})
+
+
+def test_scattered_size_must_be_divisible():
+    message = r"scatter_dimension=1 must be a multiple of the 4 ranks.* \(4, 6, 2\): 6 is not one"
+    with pytest.raises(ValueError, match=message):
+        call_op("matmul_reducescatter", (4, 6, 2), (2, 4))
+    call_op("matmul_reducescatter", (4, 6, 2), (2, 4), scatter_dimension=0)
+
+
+@pytest.mark.parametrize(
+    ("ws", "error", "message"),
+    [
+        ((), ValueError, "w must hold at least one weight"),
+        (((2, 4), (3, 4)), ValueError, r"w\[1\] has shape \(3, 4\): 2 != 3"),
+        (((2, 4), None), TypeError, r"w\[1\] must be an array, but it is of type NoneType"),
+    ],
+)
+def test_every_weight_is_checked(ws, error, message):
+    with pytest.raises(error, match=message):
+        call_op("allgather_matmul", (4, 2), ws)

@@ -55,3 +55,14 @@ def test_command_refuses_wrong_arguments(capsys):
     assert "must be a multiple of num_ranks = 2" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["explain", "--m", "1", "--n", "8", "--k", "8", "--ranks", "2", "--schedule", "x=1"])
+
+
+@pytest.mark.parametrize(
+    ("short", "op"), [("rs", "matmul_reducescatter"), ("ag", "allgather_matmul")]
+)
+def test_command_explains_the_other_ops(short, op, capsys):
+    sizes = ["--m", "4096", "--n", "8192", "--k", "28672", "--ranks", "4"]
+    assert main(["explain", "--op", short, *sizes]) == 0
+    expected = str(explain(Problem(op=op, m=4096, n=8192, k=28672, num_ranks=4)))
+    assert op in expected
+    assert capsys.readouterr().out == expected + "\n"

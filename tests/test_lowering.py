@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded import make_mesh, row_parallel
+from sharded import PRODUCTS, column_parallel, gathering, make_mesh, row_parallel, scattering
 
 import entwine_jax
 from entwine_jax import lowering, runtime
@@ -233,3 +233,189 @@ def test_workspace_limit_splits_the_rows(monkeypatch):
     rows = int(re.search(r"rows_per_launch = (\d+)", struct).group(1))
     assert 0 < rows < 32768
     assert rows % 128 == 0
+
+
+# The other ops, and the derivatives of all.
+
+RS, AG = "entwine_jax.matmul_reducescatter.v1", "entwine_jax.allgather_matmul.v1"
+
+
+def calls(text):
+    """Target, attributes and types of every custom call."""
+    found = re.findall(r"stablehlo.custom_call @(\S+)\(.*?\) (\{.*\}) : (.*)", text)
+    return [
+        (
+            target,
+            {name: int(attribute(line, name)) for name in ("num_batches", "w_transposed")},
+            types,
+        )
+        for target, line, types in found
+    ]
+
+
+def assert_no_other_communication(text):
+    for other in ("all_gather", "all_reduce", "reduce_scatter", "collective"):
+        assert f"stablehlo.{other}" not in text
+
+
+def gradients(product):
+    def loss(x, w):
+        return jnp.sum(product(x, w).astype(jnp.float32))
+
+    return jax.grad(loss, (0, 1))
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_reducescatter_is_one_call(dtype, check_vma):
+    f = scattering(make_mesh(), check_vma=check_vma)
+    text = stablehlo(f, (M, K), (K, N), dtype=dtype)
+    name = {jnp.bfloat16: "bf16", jnp.float16: "f16"}[dtype]
+    x, w, y = (f"tensor<{a}x{b}x{name}>" for a, b in ((M, K // 4), (K // 4, N), (M // 4, N)))
+    assert calls(text) == [(RS, {"num_batches": 1, "w_transposed": 0}, f"({x}, {w}) -> {y}")]
+    assert groups(text) == [[0, 1, 2, 3]]
+    assert_no_other_communication(text)
+    assert "dot_general" not in text
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_allgather_is_one_call_with_two_results(check_vma):
+    f = gathering(make_mesh(), check_vma=check_vma)
+    text = stablehlo(f, (M, K), (K, N))
+    x, w, y, gathered = (
+        f"tensor<{a}x{b}xbf16>" for a, b in ((M // 4, K), (K, N // 4), (M, N // 4), (M, K))
+    )
+    types = f"({x}, {w}) -> ({y}, {gathered})"
+    assert calls(text) == [(AG, {"num_batches": 1, "w_transposed": 0}, types)]
+    assert groups(text) == [[0, 1, 2, 3]]
+    assert_no_other_communication(text)
+    assert "dot_general" not in text
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize(("kind", "target"), [("reducescatter", RS), ("allgather", AG)])
+@pytest.mark.parametrize(("dimension", "num_batches"), [(0, 1), (1, 4), (2, 16)])
+def test_leading_dimensions_become_batches(kind, target, dimension, num_batches):
+    f = PRODUCTS[kind](make_mesh(), x_ndim=4, dimension=dimension)
+    text = stablehlo(f, (4, 4, 512, K), (K, N))
+    ((found, attributes, _),) = calls(text)
+    assert (found, attributes["num_batches"]) == (target, num_batches)
+    assert "stablehlo.transpose" not in text
+
+
+@pytest.mark.usefixtures("fused_lowering")
+def test_gradient_of_the_reducescatter_is_one_allgather():
+    text = stablehlo(gradients(scattering(make_mesh())), (M, K), (K, N))
+    # The transposed weight is an attribute; the product for dw is the only other one.
+    assert [(target, a["w_transposed"]) for target, a, _ in calls(text)] == [(AG, 1)]
+    assert f"tensor<{K // 4}x{N}xbf16>) -> (tensor<{M}x{K // 4}xbf16>, tensor<{M}x{N}" in text
+    assert text.count("stablehlo.dot_general") == 1
+    assert "stablehlo.transpose" not in text
+    assert_no_other_communication(text)
+
+
+@pytest.mark.usefixtures("fused_lowering")
+def test_gradient_of_the_allgather_is_one_reducescatter():
+    text = stablehlo(gradients(gathering(make_mesh())), (M, K), (K, N))
+    # The forward call stays for the gathered x that dw multiplies.
+    found = [(target, a["w_transposed"]) for target, a, _ in calls(text)]
+    assert sorted(found) == [(AG, 0), (RS, 1)]
+    assert text.count("stablehlo.dot_general") == 1
+    assert "stablehlo.transpose %arg1" not in text
+    assert_no_other_communication(text)
+
+
+@pytest.mark.usefixtures("fused_lowering")
+def test_gradient_of_the_column_parallel_product_is_one_allreduce():
+    text = stablehlo(gradients(column_parallel(make_mesh())), (M, K), (K, N))
+    ((target, attributes, types),) = calls(text)
+    assert (target, attributes) == (TARGET, {"num_batches": 1, "w_transposed": 1})
+    x, w, y = (f"tensor<{a}x{b}xbf16>" for a, b in ((M, N // 4), (K, N // 4), (M, K)))
+    assert types == f"({x}, {w}) -> {y}"
+    assert_no_other_communication(text)
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+def test_second_derivatives_are_fused_too(kind):
+    first = gradients(lambda x, w: jnp.sin(PRODUCTS[kind](make_mesh())(x, w)))
+    second = jax.grad(lambda *a: sum(jnp.sum(g.astype(jnp.float32)) for g in first(*a)), (0, 1))
+    assert {target for target, _, _ in calls(stablehlo(second, (M, K), (K, N)))} == {RS, AG}
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+def test_batches_of_vmap_are_one_call(kind):
+    f = jax.vmap(PRODUCTS[kind](make_mesh()), (0, None))
+    ((_, attributes, _),) = calls(stablehlo(f, (3, M, K), (K, N)))
+    assert attributes["num_batches"] == 3
+
+
+@pytest.mark.usefixtures("fused_lowering")
+def test_the_widest_of_several_weights_is_in_the_call():
+    f = jax.shard_map(
+        lambda x, *ws: entwine_jax.allgather_matmul(x, ws, "tp"),
+        mesh=make_mesh(),
+        in_specs=(P("tp"), P(None, "tp"), P(None, "tp")),
+        out_specs=(P(None, "tp"),) * 2,
+    )
+    text = stablehlo(f, (M, K), (K, N // 2), (K, N))
+    ((target, _, types),) = calls(text)
+    assert target == AG
+    assert f"tensor<{K}x{N // 4}xbf16>) -> (tensor<{M}x{N // 4}xbf16>" in types
+    assert text.count("stablehlo.dot_general") == 1
+    assert_no_other_communication(text)
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+@pytest.mark.parametrize(
+    ("axis_name", "expected"),
+    [("a", [[0, 2], [1, 3]]), ("b", [[0, 1], [2, 3]]), (("b", "a"), [[0, 2, 1, 3]])],
+)
+def test_groups_of_the_other_ops(kind, axis_name, expected):
+    f = PRODUCTS[kind](make_mesh((2, 2), ("a", "b")), axis_name)
+    assert groups(stablehlo(f, (M, K), (K, N))) == expected
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+def test_selector_gets_the_global_problem(kind):
+    op = {"reducescatter": "matmul_reducescatter", "allgather": "allgather_matmul"}[kind]
+    problem = entwine_jax.Problem(op=op, m=M, n=N, k=K, num_ranks=4)
+    chosen = entwine_jax.select_schedule(problem)
+    assert chosen.fused
+    struct = attribute(stablehlo(PRODUCTS[kind](make_mesh()), (M, K), (K, N)), "schedule")
+    for name, value in chosen.as_attributes().items():
+        assert f"{name} = {value} : i64" in struct
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize(
+    ("kind", "collective"), [("reducescatter", "reduce_scatter"), ("allgather", "all_gather")]
+)
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        # Local sizes: the all-gather shards n, the reduce-scatter k.
+        ({"n": 4 * 1020 + 4}, "must be multiples of 8"),
+        ({"k": 4 * 1021}, "must be multiples of 8"),
+        ({"m": 64}, "fewer than 256 rows"),
+    ],
+)
+def test_plain_lax_of_the_other_ops(kind, collective, sizes, reason, reasons):
+    m, k, n = ({"m": M, "k": K, "n": N} | sizes).values()
+    text = stablehlo(PRODUCTS[kind](make_mesh()), (m, k), (k, n))
+    assert "custom_call" not in text
+    assert f"stablehlo.{collective}" in text
+    assert reason in reasons()[0]
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", PRODUCTS)
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_plain_lax_of_every_op_on_other_platforms(kind, platform):
+    f = gradients(PRODUCTS[kind](make_mesh()))
+    assert "custom_call @entwine" not in stablehlo(f, (M, K), (K, N), platform=platform)

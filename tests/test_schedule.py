@@ -79,9 +79,31 @@ def test_problem_holds_global_sizes():
     assert problem.flops == 2 * 4096 * 8192 * 7168
 
 
+def test_problem_of_every_op_on_local_shards():
+    shared = {"num_ranks": 4, "num_batches": 2}
+    scatter = Problem.of_shards("matmul_reducescatter", (4096, 256), (256, 512), **shared)
+    assert (scatter.m, scatter.n, scatter.k) == (4096, 512, 1024)
+    assert (scatter.n_local, scatter.k_local, scatter.block_rows) == (512, 256, 512)
+    assert scatter.wire_bytes == 3 / 4 * 4096 * 512 * 2
+    gather = Problem.of_shards("allgather_matmul", (1024, 256), (256, 512), **shared)
+    assert (gather.m, gather.n, gather.k) == (4096, 2048, 256)
+    assert (gather.n_local, gather.k_local, gather.block_rows) == (512, 256, 512)
+    assert gather.wire_bytes == 3 / 4 * 4096 * 256 * 2
+    assert scatter.flops == gather.flops == 2 * 4096 * 512 * 256
+    reduce = Problem.of_shards("matmul_allreduce", (4096, 256), (256, 512), num_ranks=4)
+    assert (reduce.m, reduce.n, reduce.k) == (4096, 512, 1024)
+    assert (reduce.num_blocks, reduce.block_rows) == (1, 4096)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"num_batches": 2}, r"Problem\.num_batches = 2: must be 1 for matmul_allreduce"),
+        ({"op": "allgather_matmul", "n": 10}, r"Problem\.n = 10: must be a multiple of num_ranks"),
+        (
+            {"op": "matmul_reducescatter", "m": 12, "num_batches": 2},
+            r"Problem\.m = 12: must be a multiple of num_batches \* num_ranks = 8",
+        ),
         ({"m": 0}, r"Problem\.m = 0"),
         ({"n": 1.5}, r"Problem\.n = 1\.5"),
         ({"k": 27}, r"Problem\.k = 27: must be a multiple of num_ranks = 4"),

@@ -90,6 +90,113 @@ def test_communication_ctas_cost_a_wave_only_past_the_spare_sms():
     assert eight == pytest.approx(alone * 5 / 4)
 
 
+# (op, num_ranks, m, n, k), then measured us of plain lax on H200s.
+MEASURED_LAX = [
+    (("matmul_reducescatter", 4, 8192, 8192, 28672), 1710),
+    (("matmul_reducescatter", 4, 8192, 8192, 8192), 719),
+    (("matmul_reducescatter", 4, 4096, 8192, 28672), 883),
+    (("matmul_reducescatter", 4, 4096, 4096, 14336), 281),
+    (("matmul_reducescatter", 4, 2048, 8192, 28672), 450),
+    (("matmul_reducescatter", 4, 1024, 8192, 8192), 122),
+    (("matmul_reducescatter", 4, 512, 8192, 28672), 133),
+    (("matmul_reducescatter", 2, 8192, 8192, 28672), 3051),
+    (("matmul_reducescatter", 2, 8192, 8192, 8192), 1056),
+    (("matmul_reducescatter", 2, 4096, 4096, 14336), 434),
+    (("matmul_reducescatter", 2, 512, 8192, 28672), 211),
+    (("allgather_matmul", 4, 8192, 28672, 8192), 1707),
+    (("allgather_matmul", 4, 8192, 8192, 8192), 725),
+    (("allgather_matmul", 4, 4096, 28672, 8192), 895),
+    (("allgather_matmul", 4, 4096, 14336, 4096), 281),
+    (("allgather_matmul", 4, 2048, 28672, 8192), 465),
+    (("allgather_matmul", 4, 1024, 8192, 8192), 128),
+    (("allgather_matmul", 4, 512, 28672, 8192), 147),
+    (("allgather_matmul", 2, 8192, 28672, 8192), 3079),
+    (("allgather_matmul", 2, 8192, 8192, 8192), 1033),
+    (("allgather_matmul", 2, 4096, 14336, 4096), 448),
+    (("allgather_matmul", 2, 512, 28672, 8192), 225),
+]
+
+
+def make_other(op, num_ranks, m, n, k, **kwargs):
+    return Problem(op=op, m=m, n=n, k=k, num_ranks=num_ranks, **kwargs)
+
+
+@pytest.mark.parametrize(("case", "measured_us"), MEASURED_LAX)
+def test_prediction_of_lax_is_near_the_measurement(case, measured_us):
+    # Where 1.7 waves of tiles have two waves' time in the model, a library splits k.
+    allowed = 0.13 if case[:3] == ("allgather_matmul", 2, 512) else 0.1
+    assert predict_lax(make_other(*case)).total_us == pytest.approx(measured_us, rel=allowed)
+
+
+@pytest.mark.parametrize(("case", "lax_us"), MEASURED_LAX)
+def test_other_ops_are_fused_where_the_bound_allows_it(case, lax_us):
+    problem = make_other(*case)
+    chosen = select_schedule(problem)
+    assert chosen.fused
+    assert bound_us(problem) <= predict(problem, chosen).total_us < lax_us
+
+
+def test_terms_of_the_other_ops():
+    allreduce = predict(make_problem(4, 2048, 8192, 28672), WIDE)
+    scatter = predict(make_other("matmul_reducescatter", 4, 2048, 8192, 28672), WIDE)
+    assert scatter.matmul_us == allreduce.matmul_us
+    # Nothing is forwarded: half of the bytes, half of the drain, one flag instead of two.
+    assert scatter.link_us == pytest.approx(allreduce.link_us / 2)
+    assert scatter.drain_us == pytest.approx(allreduce.drain_us / 2)
+    assert allreduce.latency_us - scatter.latency_us == pytest.approx(1.34)
+    gather = predict(make_other("allgather_matmul", 4, 2048, 28672, 8192), WIDE)
+    assert gather.head_us == gather.left_over_us == 0
+    assert gather.link_us == pytest.approx(scatter.link_us)
+
+
+def test_blocks_are_tiled_by_themselves():
+    whole = make_other("matmul_reducescatter", 4, 4096, 8192, 8192)
+    batches = make_other("matmul_reducescatter", 4, 4096, 8192, 8192, num_batches=16)
+    # Blocks of 64 rows fill half of their tiles.
+    assert predict(batches, WIDE).matmul_us == pytest.approx(2 * predict(whole, WIDE).matmul_us)
+    assert predict_lax(batches).total_us == predict_lax(whole).total_us
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("num_batches", [1, 5])
+@pytest.mark.parametrize("block_rows", [1, 300, 8192])
+@pytest.mark.parametrize("slot_mib", [16, 256])
+def test_slots_of_the_reducescatter_fit(num_ranks, num_batches, block_rows, slot_mib):
+    m = num_ranks * num_batches * block_rows
+    problem = make_other(
+        "matmul_reducescatter", num_ranks, m, 8192, 1024 * num_ranks, num_batches=num_batches
+    )
+    legal, rejected = candidates(problem, slot_mib * 2**20)
+    assert legal or rejected
+    for schedule in legal:
+        rows = schedule.rows_per_launch or block_rows
+        tiles = num_batches * -(-rows // 128) * 8192 // schedule.tile_n * num_ranks
+        needed = 2 * tiles * 128 * schedule.tile_n * 2
+        assert needed_slot_bytes(problem, schedule) == needed <= slot_mib * 2**20
+        assert schedule.rows_per_launch < block_rows
+
+
+def test_allgather_needs_spare_warps_and_no_slots():
+    problem = make_other("allgather_matmul", 4, 8192, 8192, 8192)
+    legal, rejected = candidates(problem, 0)
+    assert legal
+    assert all(schedule.num_spare_warps >= 1 for schedule in legal)
+    assert all(schedule.rows_per_launch == 0 for schedule in legal)
+    assert {"num_spare_warps = 0: the all-gather sends its rows with them"} == {
+        rejection.reason for rejection in rejected
+    }
+    split = decide(problem, override=Schedule(rows_per_launch=128))
+    assert not split.schedule.fused
+    assert "one launch" in split.reason
+
+
+def test_alignment_is_that_of_the_local_shards():
+    reason = decide(make_other("allgather_matmul", 4, 4096, 4 * 1028, 8192)).reason
+    assert reason == "n local = 1028: must be a multiple of 8"
+    reason = decide(make_other("matmul_reducescatter", 4, 4096, 8192, 4 * 1028)).reason
+    assert reason == "k local = 1028: must be a multiple of 8"
+
+
 def test_same_problem_same_choice():
     cases = itertools.product((2, 3, 4, 8), (1, 128, 300, 4096), (512, 8192), (2304, 24576))
     for case in cases:
@@ -139,7 +246,7 @@ def test_modules_import_neither_jax_nor_the_rest_of_the_package():
         (make_problem(4, 4096, 8192, 28672, dtype="float32"), "dtype = float32"),
         (make_problem(4, 4096, 8191, 28672), "n = 8191: must be a multiple of 8"),
         (make_problem(4, 4096, 8192, 4 * 4097), "k local = 4097: must be a multiple of 8"),
-        (make_problem(1, 4096, 8192, 8192), "nothing to reduce"),
+        (make_problem(1, 4096, 8192, 8192), "nothing to reduce or to gather"),
         (make_problem(16, 4096, 8192, 16384), "2 to 8"),
         (make_problem(8, 256, 256, 8192), "fewer tiles than ranks"),
         (make_problem(2, 8192, 8192, 2**21), "not 3% faster"),

@@ -78,3 +78,117 @@ def test_compiled_ownership_is_equal(compiled, num_ranks):
             for name in ("num_owned_tiles", "owned_tile"):
                 expected = getattr(tile_order, name)(number, num_ranks, rank)
                 assert getattr(compiled, name)(number, num_ranks, rank) == expected
+
+
+# Rows in blocks: (num_tiles_n, raster, num_ranks, num_batches, block_rows, tile_m).
+BLOCKS = [
+    (num_tiles_n, raster, num_ranks, num_batches, block_rows, 128)
+    for num_tiles_n in (1, 3)
+    for raster in (1, 2, 16)
+    for num_ranks in (2, 3, 4, 8)
+    for num_batches in (1, 3)
+    for block_rows in (1, 100, 128, 129, 384)
+]
+
+
+def num_block_tiles(num_tiles_n, raster, num_ranks, num_batches, block_rows, tile_m):
+    return num_ranks * num_batches * -(-block_rows // tile_m) * num_tiles_n
+
+
+def reducescatter_places(*case):
+    return [tile_order.reducescatter_place(i, *case) for i in range(num_block_tiles(*case))]
+
+
+def allgather_places(rank, *case):
+    num_tiles_n, raster, num_ranks, *blocks = case
+    return [
+        tile_order.allgather_place(i, num_tiles_n, raster, num_ranks, rank, *blocks)
+        for i in range(num_block_tiles(*case))
+    ]
+
+
+def covered(places, row_of):
+    """All (row, tile column) pairs, as often as tiles cover them."""
+    return sorted(
+        (row, place.tile_n_idx)
+        for place in places
+        for row in range(row_of(place), row_of(place) + place.rows)
+    )
+
+
+def every_row(num_rows, num_tiles_n):
+    return [(row, column) for row in range(num_rows) for column in range(num_tiles_n)]
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_reducescatter_tiles_cover_every_row_once(case):
+    num_tiles_n, _, num_ranks, num_batches, block_rows, tile_m = case
+    places = reducescatter_places(*case)
+    shard_rows = num_batches * block_rows
+    x_rows = every_row(num_ranks * shard_rows, num_tiles_n)
+    assert covered(places, lambda place: place.x_row) == x_rows
+    for rank in range(num_ranks):
+        owned = [place for place in places if place.owner == rank]
+        assert [place.slot for place in owned] == list(range(len(places) // num_ranks))
+        y_rows = every_row(shard_rows, num_tiles_n)
+        assert covered(owned, lambda place: place.y_row) == y_rows
+    for place in places:
+        batch, row = divmod(place.y_row, block_rows)
+        assert place.x_row == (batch * num_ranks + place.owner) * block_rows + row
+        assert 1 <= place.rows <= tile_m
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_reducescatter_owners_take_turns(case):
+    num_ranks = case[2]
+    owners = [place.owner for place in reducescatter_places(*case)]
+    assert owners == [i % num_ranks for i in range(len(owners))]
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_allgather_tiles_cover_every_row_once(case, rank):
+    num_tiles_n, _, num_ranks, num_batches, block_rows, tile_m = case
+    places = allgather_places(rank, *case)
+    shard_rows = num_batches * block_rows
+    y_rows = every_row(num_ranks * shard_rows, num_tiles_n)
+    assert covered(places, lambda place: place.y_row) == y_rows
+    for source in range(num_ranks):
+        of_source = [place for place in places if place.source == source]
+        rows = every_row(shard_rows, num_tiles_n)
+        assert covered(of_source, lambda place: place.shard_row) == rows
+    for place in places:
+        batch, row = divmod(place.shard_row, block_rows)
+        assert place.y_row == (batch * num_ranks + place.source) * block_rows + row
+        assert place.tile_row == batch * -(-block_rows // tile_m) + row // tile_m
+        assert 1 <= place.rows <= tile_m
+
+
+@pytest.mark.parametrize("case", [case for case in BLOCKS if case[1] == 1])
+def test_allgather_visits_its_own_rows_first_then_all_others_in_turn(case):
+    num_tiles_n, _, num_ranks, *_ = case
+    for rank in range(num_ranks):
+        rows = allgather_places(rank, *case)[::num_tiles_n]
+        own, others = rows[: len(rows) // num_ranks], rows[len(rows) // num_ranks :]
+        assert {place.source for place in own} == {rank}
+        turns = [(rank + 1 + i % (num_ranks - 1)) % num_ranks for i in range(len(others))]
+        assert [place.source for place in others] == turns
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_compiled_reducescatter_places_are_equal(compiled, case):
+    places = reducescatter_places(*case)
+    found = [tuple(compiled.reducescatter_place(i, *case)) for i in range(len(places))]
+    assert found == places
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_compiled_allgather_places_are_equal(compiled, case):
+    num_tiles_n, raster, num_ranks, *blocks = case
+    for rank in range(num_ranks):
+        places = allgather_places(rank, *case)
+        found = [
+            tuple(compiled.allgather_place(i, num_tiles_n, raster, num_ranks, rank, *blocks))
+            for i in range(len(places))
+        ]
+        assert found == places

@@ -5,11 +5,19 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded import exact, make_mesh, random_operands, row_parallel
+from sharded import PRODUCTS, at, exact, last, make_mesh, random_operands
 
 import entwine_jax
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False])
+KIND = pytest.mark.parametrize("kind", PRODUCTS)
+
+OPS = {
+    "allreduce": entwine_jax.matmul_allreduce,
+    "reducescatter": entwine_jax.matmul_reducescatter,
+    "allgather": entwine_jax.allgather_matmul,
+    "column_parallel": entwine_jax.column_parallel_matmul,
+}
 
 
 def assert_dense(y, x, w):
@@ -17,15 +25,17 @@ def assert_dense(y, x, w):
 
 
 @CHECK_VMA
-def test_eager_shard_map(check_vma):
-    x, w = random_operands(m=4, k=16, n=6)
-    assert_dense(row_parallel(make_mesh(), check_vma=check_vma)(x, w), x, w)
+@KIND
+def test_eager_shard_map(kind, check_vma):
+    x, w = random_operands(m=4, k=16, n=8)
+    assert_dense(PRODUCTS[kind](make_mesh(), check_vma=check_vma)(x, w), x, w)
 
 
-def test_without_jit():
-    x, w = random_operands(m=4, k=16, n=6)
+@KIND
+def test_without_jit(kind):
+    x, w = random_operands(m=4, k=16, n=8)
     with jax.disable_jit():
-        assert_dense(row_parallel(make_mesh())(x, w), x, w)
+        assert_dense(PRODUCTS[kind](make_mesh())(x, w), x, w)
 
 
 @CHECK_VMA
@@ -58,71 +68,177 @@ def test_scan_over_layers(check_vma):
     np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3)
 
 
-def test_remat():
-    x, w = random_operands(m=4, k=16, n=6)
+@CHECK_VMA
+def test_scan_over_sequence_parallel_layers(check_vma):
+    """The carry keeps its type: rows that vary over the axis stay so."""
+
+    def local(x, layers):
+        def layer(x, w):
+            hidden = jnp.tanh(entwine_jax.allgather_matmul(x, w[0], "tp"))
+            return entwine_jax.matmul_reducescatter(hidden, w[1], "tp"), None
+
+        return lax.scan(layer, x, layers)[0]
+
+    def dense(x, layers):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[0]
+
+    x, _ = random_operands(m=4, k=16, n=16)
+    inner, outer = (
+        jnp.stack([random_operands(4, 16, 16, seed=seed + s)[1] for seed in range(3)]) / 4
+        for s in (0, 10)
+    )
+    f = jax.shard_map(
+        local,
+        mesh=make_mesh(),
+        in_specs=(P("tp"), (P(None, None, "tp"), P(None, "tp"))),
+        out_specs=P("tp"),
+        check_vma=check_vma,
+    )
+    layers = (inner, outer)
+    np.testing.assert_allclose(jax.jit(f)(x, layers), dense(x, layers), rtol=1e-4, atol=1e-4)
+    actual = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1)))(x, layers)
+    expected = jax.grad(lambda *a: jnp.sum(jnp.sin(dense(*a))), (0, 1))(x, layers)
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-3, atol=2e-3), actual, expected
+    )
+
+
+@KIND
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.everything_saveable,
+        jax.checkpoint_policies.nothing_saveable,
+    ],
+)
+def test_remat(policy, kind):
+    x, w = random_operands(m=4, k=16, n=8)
 
     def loss(product):
-        return lambda x, w: jnp.sum(jnp.sin(jax.checkpoint(product)(x, w)))
+        return lambda x, w: jnp.sum(jnp.sin(jax.checkpoint(product, policy=policy)(x, w)))
 
-    actual = jax.jit(jax.grad(loss(row_parallel(make_mesh())), (0, 1)))(x, w)
+    actual = jax.jit(jax.grad(loss(PRODUCTS[kind](make_mesh())), (0, 1)))(x, w)
     expected = jax.grad(loss(jnp.matmul), (0, 1))(x, w)
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
 
 
-def test_cond_with_a_common_predicate():
-    x, w = random_operands(m=4, k=16, n=6)
+@KIND
+def test_lax_map(kind):
+    x, w = random_operands(m=4, k=16, n=8)
+    x = jnp.stack([x, 2 * x, 3 * x])
+    y = jax.jit(lambda x, w: lax.map(lambda x: PRODUCTS[kind](make_mesh())(x, w), x))(x, w)
+    assert_dense(y, x, w)
+
+
+@KIND
+def test_cond_with_a_common_predicate(kind):
+    x, w = random_operands(m=4, k=16, n=8)
 
     @jax.jit
     def f(x, w, take):
-        product = row_parallel(make_mesh())
-        return lax.cond(take, product, lambda x, w: jnp.zeros((4, 6), jnp.float32), x, w)
+        product = PRODUCTS[kind](make_mesh())
+        return lax.cond(take, product, lambda x, w: jnp.zeros((4, 8), jnp.float32), x, w)
 
     assert_dense(f(x, w, True), x, w)
-    np.testing.assert_array_equal(f(x, w, False), np.zeros((4, 6)))
+    np.testing.assert_array_equal(f(x, w, False), np.zeros((4, 8)))
+
+
+def specs(kind, axis_name="tp"):
+    """How x and w are sharded."""
+    if kind in ("allreduce", "reducescatter"):
+        return P(None, axis_name), P(axis_name)
+    return P(axis_name) if kind == "allgather" else P(), P(None, axis_name)
 
 
 @CHECK_VMA
-def test_explicit_mesh(check_vma):
+@KIND
+def test_explicit_mesh(kind, check_vma):
     mesh = make_mesh(axis_type=AxisType.Explicit)
-    x, w = random_operands(m=4, k=16, n=6)
-    x = jax.device_put(x, NamedSharding(mesh, P(None, "tp")))
-    w = jax.device_put(w, NamedSharding(mesh, P("tp")))
-    f = row_parallel(mesh, check_vma=check_vma)
+    x, w = random_operands(m=4, k=16, n=8)
+    x, w = (
+        jax.device_put(v, NamedSharding(mesh, spec))
+        for v, spec in zip((x, w), specs(kind), strict=True)
+    )
+    f = PRODUCTS[kind](mesh, check_vma=check_vma)
     assert_dense(jax.jit(f)(x, w), x, w)
     dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
-    np.testing.assert_allclose(dx, np.ones((4, 6)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 6)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx, np.ones((4, 8)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 8)), rtol=1e-5, atol=1e-5)
 
 
 @CHECK_VMA
+@KIND
 @pytest.mark.parametrize("axis_name", ["a", "b", ("a", "b"), ("b", "a")])
-def test_every_axis_of_a_2d_mesh(axis_name, check_vma):
-    x, w = random_operands(m=4, k=16, n=6)
-    f = row_parallel(make_mesh((2, 2), ("a", "b")), axis_name, check_vma=check_vma)
+def test_every_axis_of_a_2d_mesh(axis_name, kind, check_vma):
+    x, w = random_operands(m=4, k=16, n=8)
+    f = PRODUCTS[kind](make_mesh((2, 2), ("a", "b")), axis_name, check_vma=check_vma)
     assert_dense(jax.jit(f)(x, w), x, w)
+    dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
+    np.testing.assert_allclose(dx, np.ones((4, 8)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 8)), rtol=1e-5, atol=1e-5)
 
 
+@KIND
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1)])
-def test_axis_of_size_one(shape):
-    x, w = random_operands(m=4, k=16, n=6)
+def test_axis_of_size_one(shape, kind):
+    x, w = random_operands(m=4, k=16, n=8)
     mesh = make_mesh(shape, ("a", "b"))
     for axis_name in ("a", "b"):
-        assert_dense(jax.jit(row_parallel(mesh, axis_name))(x, w), x, w)
+        assert_dense(jax.jit(PRODUCTS[kind](mesh, axis_name))(x, w), x, w)
 
 
 @CHECK_VMA
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-def test_partially_manual_mesh(check_vma, axis_type):
-    mesh = make_mesh((2, 2), ("dp", "tp"), axis_type)
-    x, w = random_operands(m=4, k=16, n=6)
-    x = jax.device_put(x, NamedSharding(mesh, P("dp", "tp")))
-    w = jax.device_put(w, NamedSharding(mesh, P("tp", None)))
+def test_each_op_uses_one_axis_of_a_2d_mesh(check_vma):
+    """Rows over dp, features over tp; the weights' gradients are summed over dp."""
+
+    def local(x, w_in, w_out):
+        hidden = entwine_jax.allgather_matmul(x, w_in, "tp")
+        return entwine_jax.matmul_reducescatter(jnp.tanh(hidden), w_out, "tp")
+
+    x, w_in = random_operands(m=8, k=8, n=16)
+    _, w_out = random_operands(m=8, k=16, n=8, seed=1)
+    rows = P(("dp", "tp"))
     f = jax.shard_map(
-        lambda x, w: entwine_jax.matmul_allreduce(x, w, "tp"),
+        local,
+        mesh=make_mesh((2, 2), ("dp", "tp")),
+        in_specs=(rows, P(None, "tp"), P("tp")),
+        out_specs=rows,
+        check_vma=check_vma,
+    )
+
+    def loss(f):
+        return lambda *a: jnp.sum(jnp.sin(f(*a)))
+
+    def dense(x, w_in, w_out):
+        return jnp.tanh(x @ w_in) @ w_out
+
+    actual = jax.jit(jax.grad(loss(f), (0, 1, 2)))(x, w_in, w_out)
+    for a, e in zip(actual, jax.grad(loss(dense), (0, 1, 2))(x, w_in, w_out), strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+
+
+@CHECK_VMA
+@KIND
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_partially_manual_mesh(axis_type, kind, check_vma):
+    if kind == "reducescatter" and axis_type == AxisType.Explicit:
+        pytest.skip("JAX cannot lower its own psum_scatter there")
+    mesh = make_mesh((2, 2), ("dp", "tp"), axis_type)
+    x, w = random_operands(m=4, k=16, n=8)
+    x_spec, w_spec = specs(kind)
+    placed = x_spec if kind == "allgather" else P("dp", *x_spec[1:])
+    x = jax.device_put(x, NamedSharding(mesh, placed))
+    w = jax.device_put(w, NamedSharding(mesh, w_spec))
+    op = OPS[kind]
+    out_spec = {"allreduce": P(), "reducescatter": at(0, 2, "tp")}.get(kind, last(2, "tp"))
+    f = jax.shard_map(
+        lambda x, w: op(x, w, "tp"),
         mesh=mesh,
-        in_specs=(P(None, "tp"), P("tp")),
-        out_specs=P(),
+        in_specs=(x_spec, w_spec),
+        out_specs=out_spec,
         axis_names={"tp"},
         check_vma=check_vma,
     )

@@ -1,1 +1,1 @@
-"""Verifies the op, then times it against the matmul alone and against matmul and psum."""
+"""Verifies an op, then times it against the matmul alone and against plain lax."""

@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """Global sizes of y[m, n] = x[m, k] @ w[k, n]; k is the size before sharding."""
+    """Global sizes of y[m, n] = x[m, k] @ w[k, n]; k is the size before sharding.
+
+    For the all-gather the same sizes the other way: y[m, k] = x[m, n] @ w[n, k].
+    """
 
     m: int
     n: int

@@ -7,9 +7,10 @@ from pathlib import Path
 import jax
 
 from entwine_jax.bench import programs, report
-from entwine_jax.bench.cases import SUITE, Shape, parse_shapes
+from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
+from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.bench.progress import progress
 from entwine_jax.schedule import Schedule
 
@@ -19,11 +20,17 @@ DTYPES = ("bfloat16", "float16", "float32")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument(
+        "--op",
+        choices=OPS,
+        default="ar",
+        help="matmul_allreduce, matmul_reducescatter or allgather_matmul (default: ar)",
+    )
+    parser.add_argument(
         "--shapes",
         type=parse_shapes,
-        default=SUITE,
         metavar="M,N,K;...",
-        help="global shapes (default: a suite of transformer projections)",
+        help="global shapes, for ag with x [m / P, n] and w [n, k / P] (default: a suite of "
+        "transformer projections)",
     )
     parser.add_argument("--ranks", type=int, help="devices (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
@@ -52,15 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 0, 1 for a wrong result, 2 for a wrong argument."""
     try:
-        num_ranks = _check(args)
+        shapes = OPS[args.op].suite if args.shapes is None else args.shapes
+        num_ranks = _check(args, shapes, OPS[args.op])
         settings = Settings(
+            op=args.op,
             dtype=args.dtype,
             num_rounds=args.rounds,
             fewest_calls=args.calls,
             schedule=args.schedule,
             verified=not args.no_verify,
         )
-        results = _measure_all(args.shapes, num_ranks, settings, args.seed)
+        results = _measure_all(shapes, num_ranks, settings, args.seed)
         _write(args, num_ranks, settings, results)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -71,22 +80,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> int:
     """The number of ranks, once everything that was asked for is known to be possible."""
     num_devices = jax.local_device_count()
     num_ranks = num_devices if args.ranks is None else args.ranks
     if not 1 <= num_ranks <= num_devices:
         raise ValueError(f"--ranks {num_ranks}: there are {num_devices} devices")
-    if not args.shapes:
+    if not shapes:
         raise ValueError("--shapes: must hold at least one shape")
     for name in ("rounds", "calls"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: must be 1 or more")
-    for shape in args.shapes:
-        if shape.k % num_ranks:
-            raise ValueError(f"shape {shape}: k must be a multiple of the {num_ranks} ranks")
+    for shape in shapes:
+        reason = op.why_not(shape, num_ranks)
+        if reason is not None:
+            raise ValueError(f"shape {shape}: {reason}")
     if args.markdown is not None:
-        begin, end = report.markers(num_ranks)
+        begin, end = report.markers(num_ranks, op.short)
         document = args.markdown.read_text()
         if begin not in document or end not in document:
             raise ValueError(f"--markdown {args.markdown}: must hold the lines {begin} and {end}")
@@ -97,7 +107,7 @@ def _measure_all(
     shapes: tuple[Shape, ...], num_ranks: int, settings: Settings, seed: int
 ) -> list[Measurement]:
     mesh = programs.make_mesh(num_ranks)
-    num_programs = len(programs.make_calls(None))
+    num_programs = len(settings.timed_op.calls(None))
     results = []
     with progress(len(shapes), num_programs * settings.num_rounds) as start_shape:
         for position, shape in enumerate(shapes):
@@ -117,4 +127,4 @@ def _write(
         report.write_csv(args.csv, results)
     if args.markdown is not None:
         table = report.markdown(machine, settings, results)
-        report.rewrite_markdown(args.markdown, table, num_ranks)
+        report.rewrite_markdown(args.markdown, table, num_ranks, settings.op)

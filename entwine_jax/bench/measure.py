@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from entwine_jax import configuration, lowering, workspace
 from entwine_jax.bench import programs, timing, verify
 from entwine_jax.bench.cases import Shape
+from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S, predict, predict_lax
 from entwine_jax.schedule.select import decide
@@ -20,6 +21,7 @@ class Settings:
     """What the user asks of every measurement.
 
     Attributes:
+        op: which op, by its short name.
         dtype: name of the dtype of x, w and the result.
         num_rounds: interleaved rounds.
         fewest_calls: calls of one dispatch at least; more where calls are short.
@@ -27,11 +29,17 @@ class Settings:
         verified: whether to compare with float64 first.
     """
 
+    op: str = "ar"
     dtype: str = "bfloat16"
     num_rounds: int = 7
     fewest_calls: int = 32
     schedule: Schedule | None = None
     verified: bool = True
+
+    @property
+    def timed_op(self) -> TimedOp:
+        """What is timed of the op."""
+        return OPS[self.op]
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Measurement:
     dtype: str
     num_calls: int
     matmul_us: float
-    psum_us: float
+    lax_us: float
     ours_us: float
     bound_us: float | None
     predicted_us: float | None
@@ -62,8 +70,8 @@ class Measurement:
 
     @property
     def speed_up(self) -> float:
-        """Time of matmul and psum over time of the op."""
-        return self.psum_us / self.ours_us
+        """Time of plain lax over time of the op."""
+        return self.lax_us / self.ours_us
 
 
 class WrongResultError(Exception):
@@ -80,30 +88,23 @@ def measure(
     """Verifies and times one shape on all devices of a mesh.
 
     Raises:
-        ValueError: a k that the number of ranks does not divide.
+        ValueError: a size that the number of ranks does not divide.
         WrongResultError: a result that is not right; nothing is timed then.
     """
     device = mesh.devices.flat[0]
     hardware = hardware_for(device.device_kind)
-    m, n, k = shape
-    problem = Problem(
-        m=m,
-        n=n,
-        k=k,
-        num_ranks=mesh.size,
-        dtype=settings.dtype,
-        hardware=hardware or H200,
-    )
+    op = settings.timed_op
+    problem = op.problem(shape, mesh.size, dtype=settings.dtype, hardware=hardware or H200)
     schedule, lax_reason = _path(problem, settings.schedule)
-    inputs = programs.make_inputs(mesh, shape, jnp.dtype(settings.dtype), seed)
-    calls = programs.make_calls(settings.schedule)
-    ratio = _verify(mesh, inputs, calls, shape, seed) if settings.verified else None
+    inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(settings.dtype), seed)
+    timed = programs.make_programs(mesh, op, op.calls(settings.schedule))
+    ratio = _verify(inputs, timed, shape, seed) if settings.verified else None
     num_calls = timing.num_calls(
         settings.fewest_calls,
         programs.NUM_WEIGHTS,
         predict_lax(problem).matmul_us if hardware else None,
     )
-    times = _time(mesh, inputs, calls, num_calls, settings.num_rounds, seed, on_dispatch)
+    times = _time(inputs, timed, num_calls, settings.num_rounds, seed, on_dispatch)
     bound_us = None
     if hardware is not None:
         link_us = problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
@@ -114,7 +115,7 @@ def measure(
         dtype=settings.dtype,
         num_calls=num_calls,
         matmul_us=times["matmul"],
-        psum_us=times["psum"],
+        lax_us=times["lax"],
         ours_us=times["ours"],
         bound_us=bound_us,
         predicted_us=predict(problem, schedule).total_us if hardware else None,
@@ -127,7 +128,7 @@ def measure(
 def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
     """The schedule that the op takes, and why it is plain lax ("" where it is not)."""
     reason = lowering.why_lax(
-        problem.m, problem.n, problem.k_local, problem.dtype, problem.num_ranks
+        problem.m, problem.k_local, problem.n_local, problem.dtype, problem.num_ranks
     )
     if reason is not None:
         return Schedule(fused=False), reason
@@ -137,24 +138,25 @@ def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
     return decision.schedule, "" if decision.schedule.fused else decision.reason
 
 
-def _verify(mesh, inputs, calls, shape, seed) -> float:
+def _verify(inputs, timed, shape, seed) -> float:
     x, w = inputs.x, inputs.weights[0]
-    ours, psum = (programs.once(mesh, calls[name])(x, w) for name in ("ours", "psum"))
-    result = verify.verify(x, w, ours, psum, seed)
+    ours, lax = (programs.once(timed[name])(x, w) for name in ("ours", "lax"))
+    result = verify.verify(x, w, ours, lax, seed)
     if not result.holds:
         raise WrongResultError(
-            f"m,n,k = {shape}: distance from float64 {result.ours:.4g}, of psum {result.psum:.4g} "
+            f"m,n,k = {shape}: distance from float64 {result.ours:.4g}, of lax {result.lax:.4g} "
             f"(at most {verify.MAX_ERROR_RATIO:g} times that); "
             f"ranks {'equal' if result.ranks_equal else 'DIFFER'}"
         )
     return result.error_ratio
 
 
-def _time(mesh, inputs, calls, num_calls, num_rounds, seed, on_dispatch) -> dict[str, float]:
-    compiled = {name: programs.repeated(mesh, call, num_calls) for name, call in calls.items()}
+def _time(inputs, timed, num_calls, num_rounds, seed, on_dispatch) -> dict[str, float]:
+    compiled = {name: programs.repeated(program, num_calls) for name, program in timed.items()}
 
     def start(name: str) -> Callable[[], tuple[jax.Array, ...]]:
-        return lambda: compiled[name](inputs.x, inputs.weights)
+        x = inputs.whole_x if name == "matmul" else inputs.x
+        return lambda: compiled[name](x, inputs.weights)
 
     return timing.interleaved_medians(
         {name: start(name) for name in compiled},

@@ -1,11 +1,11 @@
-"""The three programs that are timed: matmul alone, matmul and psum, and the fused op.
+"""The three programs that are timed: matmul alone, plain lax, and the fused op.
 
 Each program runs many calls in one dispatch, because starting a program on several devices costs
 the host about as much as many small calls. What keeps the comparison honest:
 
 - Every call goes through an `optimization_barrier` that ties its result to the next call's input,
   so XLA can neither hoist the call out of the loop, nor merge it with its neighbours, nor overlap
-  its psum with the next matmul.
+  its collective with the next matmul.
 - The results of the calls are carried out of the loop whole, so that no part of a matmul is dead.
 - Four weights take turns, so that a call does not find its weights in the L2 cache.
 """
@@ -20,23 +20,28 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import entwine_jax
 from entwine_jax.bench.cases import Shape
-from entwine_jax.schedule import Schedule
+from entwine_jax.bench.ops import AXIS, Call, TimedOp
 
-AXIS = "tp"
 NUM_WEIGHTS = 4
-
-# One call on the local shards: x [m, k / P], w [k / P, n] -> y [m, n].
-Call = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """x [m, k], sharded over k, and four weights [k, n], sharded over k."""
+    """x and four weights, sharded as the op wants them, and x as the matmul alone has it."""
 
     x: jax.Array
+    whole_x: jax.Array
     weights: tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A call on all devices of a mesh, with the specs of its operands."""
+
+    mesh: Mesh
+    call: Call
+    in_specs: tuple[P, P]
 
 
 def make_mesh(num_ranks: int) -> Mesh:
@@ -45,47 +50,44 @@ def make_mesh(num_ranks: int) -> Mesh:
     return Mesh(devices, (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def make_calls(schedule: Schedule | None) -> dict[str, Call]:
-    """The bodies of the three programs by name."""
-
-    def matmul(x, w):
-        return jnp.dot(x, w, preferred_element_type=x.dtype)
-
-    def matmul_psum(x, w):
-        return lax.psum(matmul(x, w), AXIS)
-
-    def fused(x, w):
-        return entwine_jax.matmul_allreduce(x, w, AXIS, schedule=schedule)
-
-    return {"matmul": matmul, "psum": matmul_psum, "ours": fused}
+def make_programs(mesh: Mesh, op: TimedOp, calls: dict[str, Call]) -> dict[str, Program]:
+    """The three programs by name."""
+    x_specs = {name: op.whole_x_spec if name == "matmul" else op.x_spec for name in calls}
+    return {name: Program(mesh, call, (x_specs[name], op.w_spec)) for name, call in calls.items()}
 
 
-def make_inputs(mesh: Mesh, shape: Shape, dtype: jnp.dtype, seed: int) -> Inputs:
+def make_inputs(mesh: Mesh, op: TimedOp, shape: Shape, dtype: jnp.dtype, seed: int) -> Inputs:
     """Random inputs, made on the devices where they are needed.
 
-    x has variance 1 and w has variance 1 / k, so that y has variance 1 and sums do not overflow.
+    x has variance 1 and w the inverse of the contracted size, so that y has variance 1 and sums do
+    not overflow.
     """
     x_key, *weight_keys = jax.random.split(jax.random.key(seed), 1 + NUM_WEIGHTS)
-    x_sharding = NamedSharding(mesh, P(None, AXIS))
-    w_sharding = NamedSharding(mesh, P(AXIS, None))
+    w_shape = op.w_shape(shape)
 
     def draw(key, size, scale):
         return (jax.random.normal(key, size, jnp.float32) * scale).astype(dtype)
 
-    draw_x = jax.jit(lambda key: draw(key, (shape.m, shape.k), 1.0), out_shardings=x_sharding)
+    def x_with(spec):
+        sharding = NamedSharding(mesh, spec)
+        return jax.jit(lambda key: draw(key, op.x_shape(shape), 1.0), out_shardings=sharding)
+
+    x = x_with(op.x_spec)(x_key)
+    whole_x = x if op.whole_x_spec == op.x_spec else x_with(op.whole_x_spec)(x_key)
     draw_w = jax.jit(
-        lambda key: draw(key, (shape.k, shape.n), shape.k**-0.5), out_shardings=w_sharding
+        lambda key: draw(key, w_shape, w_shape[0] ** -0.5),
+        out_shardings=NamedSharding(mesh, op.w_spec),
     )
-    return Inputs(draw_x(x_key), tuple(draw_w(key) for key in weight_keys))
+    return Inputs(x, whole_x, tuple(draw_w(key) for key in weight_keys))
 
 
-def once(mesh: Mesh, call: Call) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """One call as a program; the results [m, n] of all ranks, one below the other."""
-    return jax.jit(_sharded(mesh, call, (P(None, AXIS), P(AXIS, None))))
+def once(program: Program) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """One call as a program; the local results of all ranks, one below the other."""
+    return jax.jit(_sharded(program, program.call))
 
 
 def repeated(
-    mesh: Mesh, call: Call, num_calls: int
+    program: Program, num_calls: int
 ) -> Callable[[jax.Array, tuple[jax.Array, ...]], tuple[jax.Array, ...]]:
     """`num_calls` calls as a program, one after the other; num_calls is a multiple of 4."""
     if num_calls < NUM_WEIGHTS or num_calls % NUM_WEIGHTS:
@@ -96,19 +98,26 @@ def repeated(
             x, _ = carry
             results = []
             for w in weights:
-                x, y = lax.optimization_barrier((x, call(x, w)))
+                x, y = lax.optimization_barrier((x, program.call(x, w)))
                 results.append(y)
             return x, tuple(results)
 
-        empty = jnp.zeros((x.shape[0], weights[0].shape[1]), x.dtype)
+        result = jax.eval_shape(program.call, x, weights[0])
+        empty = jnp.zeros(result.shape, result.dtype)
         num_rounds = num_calls // NUM_WEIGHTS
         _, results = lax.fori_loop(0, num_rounds, round_of_calls, (x, (empty,) * NUM_WEIGHTS))
         return results
 
-    return jax.jit(_sharded(mesh, all_calls, (P(None, AXIS), P(AXIS, None))))
+    return jax.jit(_sharded(program, all_calls))
 
 
-def _sharded(mesh, function, in_specs):
+def _sharded(program, function):
     # check_vma=False: the matmul alone leaves a different partial sum on every rank, and all
     # three programs shall have the same form.
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=P(AXIS), check_vma=False)
+    return jax.shard_map(
+        function,
+        mesh=program.mesh,
+        in_specs=program.in_specs,
+        out_specs=P(AXIS),
+        check_vma=False,
+    )

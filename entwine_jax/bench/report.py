@@ -10,10 +10,12 @@ from pathlib import Path
 from entwine_jax.bench.machine import Machine
 from entwine_jax.bench.measure import Measurement, Settings
 
+LAX = "lax"
+
 COLUMNS = (
     "m, n, k",
     "matmul",
-    "+ psum",
+    LAX,
     "ours",
     "bound",
     "of bound",
@@ -24,9 +26,17 @@ COLUMNS = (
 
 LEGEND = (
     "Times of one call in us, median of {rounds} interleaved rounds; bound = max(matmul alone, "
-    "wire bytes / link rate); speed-up over matmul + psum; error ratio = distance from float64 "
-    "over that of matmul + psum."
+    "wire bytes / link rate); speed-up over matmul {lax}; error ratio = distance from float64 over "
+    "that of matmul {lax}.{sizes}"
 )
+
+
+GATHERED_SIZES = " Here x is [m / P, n] and w is [n, k / P]."
+
+
+def columns(settings: Settings) -> tuple[str, ...]:
+    """The heads of the columns; that of plain lax names the collective."""
+    return tuple(settings.timed_op.lax_label if head == LAX else head for head in COLUMNS)
 
 
 def geomean(values: Iterable[float | None]) -> float | None:
@@ -42,7 +52,7 @@ def cells(result: Measurement) -> tuple[str, ...]:
     return (
         ", ".join(map(str, result.shape)),
         _number(result.matmul_us, 1),
-        _number(result.psum_us, 1),
+        _number(result.lax_us, 1),
         _number(result.ours_us, 1),
         _number(result.bound_us, 1),
         _number(result.fraction, 3),
@@ -54,7 +64,7 @@ def cells(result: Measurement) -> tuple[str, ...]:
 
 def text(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
     """The table with aligned columns, its means and its notes."""
-    rows = [COLUMNS, *map(cells, results), _mean_cells(results)]
+    rows = [columns(settings), *map(cells, results), _mean_cells(results)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = [
         "  ".join(
@@ -64,14 +74,14 @@ def text(machine: Machine, settings: Settings, results: Sequence[Measurement]) -
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([f"{machine}, {settings.dtype}", *lines, *_notes(settings, results)])
+    return "\n".join([_title(machine, settings), *lines, *_notes(settings, results)])
 
 
 def markdown(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
     """The table in Markdown, with the machine above it and the notes below."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(cells, results), _mean_cells(results)]
+    rows = [columns(settings), ("---",) * len(COLUMNS), *map(cells, results), _mean_cells(results)]
     table = ["| " + " | ".join(row) + " |" for row in rows]
-    parts = [f"{machine}, {settings.dtype}:", "\n".join(table), *_notes(settings, results)]
+    parts = [f"{_title(machine, settings)}:", "\n".join(table), *_notes(settings, results)]
     return "\n\n".join(parts)
 
 
@@ -100,24 +110,29 @@ def write_csv(path: Path, results: Sequence[Measurement]) -> None:
         writer.writerows(records)
 
 
-def markers(num_ranks: int) -> tuple[str, str]:
-    """The lines of a Markdown file between which the table of this many ranks stands."""
-    return f"<!-- bench:{num_ranks} ranks:begin -->", f"<!-- bench:{num_ranks} ranks:end -->"
+def markers(num_ranks: int, op: str = "ar") -> tuple[str, str]:
+    """The lines of a Markdown file between which the table of an op and number of ranks stands."""
+    table = f"{num_ranks} ranks" if op == "ar" else f"{op} {num_ranks} ranks"
+    return f"<!-- bench:{table}:begin -->", f"<!-- bench:{table}:end -->"
 
 
-def rewrite_markdown(path: Path, table: str, num_ranks: int) -> None:
-    """Puts the table between the markers of its number of ranks.
+def rewrite_markdown(path: Path, table: str, num_ranks: int, op: str = "ar") -> None:
+    """Puts the table between the markers of its op and number of ranks.
 
     Raises:
         ValueError: the file does not hold the two markers in order.
     """
-    begin, end = markers(num_ranks)
+    begin, end = markers(num_ranks, op)
     document = path.read_text()
     before, found_begin, rest = document.partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found_begin and found_end):
         raise ValueError(f"{path}: must hold the lines {begin} and {end}")
     path.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+
+
+def _title(machine: Machine, settings: Settings) -> str:
+    return f"{settings.timed_op.name}, {settings.dtype}, {machine}"
 
 
 def _record(result: Measurement) -> dict[str, object]:
@@ -140,7 +155,12 @@ def _mean_cells(results: Sequence[Measurement]) -> tuple[str, ...]:
 def _notes(settings: Settings, results: Sequence[Measurement]) -> list[str]:
     # Reasons in the order of the shapes, each of them once.
     reasons = dict.fromkeys(result.lax_reason for result in results if result.lax_reason)
-    return [LEGEND.format(rounds=settings.num_rounds), *(f"lax: {reason}" for reason in reasons)]
+    legend = LEGEND.format(
+        rounds=settings.num_rounds,
+        lax=settings.timed_op.lax_label,
+        sizes=GATHERED_SIZES if settings.op == "ag" else "",
+    )
+    return [legend, *(f"lax: {reason}" for reason in reasons)]
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -6,6 +6,7 @@ from jax.interpreters import ad
 
 from entwine_jax import lowering, reference, shapes
 from entwine_jax.ops import primitive
+from entwine_jax.ops.primitive import column_parallel_matmul_p, matmul_allreduce_p
 from entwine_jax.schedule import Schedule
 
 
@@ -43,7 +44,7 @@ def matmul_allreduce(
     axes, num_ranks = shapes.check_axis_name(op, axis_name)
     shapes.check_schedule(op, schedule)
     x, w = lax.convert_element_type(x, dtype), lax.convert_element_type(w, dtype)
-    if not primitive.can_bind(x, w, axes):
+    if not primitive.can_bind(axes, x, w):
         return reference.matmul_allreduce(x, w, axes)
     *leading, k = x.shape
     y = primitive.bind(
@@ -53,34 +54,36 @@ def matmul_allreduce(
         axis_name=axes,
         num_ranks=num_ranks,
         schedule=schedule,
+        w_transposed=False,
     )
     return y.reshape(*leading, w.shape[1])
 
 
-matmul_allreduce_p = primitive.make_primitive("matmul_allreduce")
-
-
 @matmul_allreduce_p.def_abstract_eval
-def _abstract_eval(x, w, *, axis_name, num_ranks, tracks_varying, schedule):
+def _abstract_eval(x, w, *, axis_name, w_transposed, **_):
     # The sum is the same on all ranks, so the result no longer varies over axis_name.
     varying = x.mat.varying - set(axis_name)
-    return x.update(shape=(x.shape[0], w.shape[1]), manual_axis_type=x.mat.update(varying=varying))
+    shape = (x.shape[0], primitive.num_columns(w, w_transposed))
+    return x.update(shape=shape, manual_axis_type=x.mat.update(varying=varying))
 
 
-def _spread_cotangent(ct, axis_name, tracks_varying):
-    """The transpose of the sum over ranks, by the convention of the surrounding shard_map."""
-    if tracks_varying:
-        return lax.pcast(ct, axis_name, to="varying")
-    return lax.psum(ct, axis_name)
+def _transpose_x(ct, x, w, *, w_transposed, **params):
+    flipped = not w_transposed
+    if params["tracks_varying"]:
+        # Not only a local product: as that of a replicated operand, its derivative is fused too.
+        return column_parallel_matmul_p.bind(ct, w, w_transposed=flipped, **params)[0]
+    return reference.multiply(lax.psum(ct, params["axis_name"]), w, w_transposed=flipped)
 
 
-def _transpose_x(ct, x, w, *, axis_name, tracks_varying, **_):
-    return _spread_cotangent(ct, axis_name, tracks_varying) @ w.T
+def _transpose_w(ct, x, w, *, axis_name, tracks_varying, w_transposed, **_):
+    # The transpose of the sum over ranks, by the convention of the surrounding shard_map.
+    ct = lax.pcast(ct, axis_name, to="varying") if tracks_varying else lax.psum(ct, axis_name)
+    return primitive.weight_cotangent(x, ct, w_transposed)
 
 
-def _transpose_w(ct, x, w, *, axis_name, tracks_varying, **_):
-    return x.T @ _spread_cotangent(ct, axis_name, tracks_varying)
+def _in_lax(x, w, *, axis_name, w_transposed, **_):
+    return reference.matmul_allreduce(x, w, axis_name, w_transposed=w_transposed)
 
 
 ad.defbilinear(matmul_allreduce_p, _transpose_x, _transpose_w)
-lowering.register(matmul_allreduce_p, op="matmul_allreduce", reference=reference.matmul_allreduce)
+lowering.register_fused(matmul_allreduce_p, "matmul_allreduce", _in_lax)

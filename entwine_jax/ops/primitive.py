@@ -1,33 +1,32 @@
-"""What the primitives of the ops share: binding, varying axes and batching.
+"""What the primitives of the ops share: binding, varying axes, local products and batching.
 
+Every primitive takes x with its leading dimensions folded into rows, and one or several weights.
 Parameters of every primitive:
   axis_name         tuple of mesh axes, in the order that numbers the ranks
   num_ranks         product of their sizes
   tracks_varying    whether the surrounding shard_map has check_vma=True
   schedule          a Schedule, or None for the selector's choice at lowering
+  w_transposed      whether a weight is given as [n, k]; transposition only flips this flag
+And of those that scatter or gather rows:
+  num_batches       rows are [num_batches, block] on one rank, [num_batches, num_ranks, block] on
+                    all, so that scattering under leading dimensions moves no data
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, xla
+from jax.interpreters import ad, batching, xla
 
 Axes = tuple[str, ...]
+Dims = Sequence[int | None]
 
 
-def make_primitive(name: str) -> Primitive:
-    """A primitive over x [m, k] and w [k, n] that runs eagerly and batches over either operand."""
-    primitive = Primitive(name)
-    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive)
-    return primitive
-
-
-def can_bind(x: jax.Array, w: jax.Array, axes: Axes) -> bool:
+def can_bind(axes: Axes, *operands: jax.Array) -> bool:
     """Whether a primitive may stand here: every mesh axis is manual, and `axes` are mesh axes.
 
     XLA replicates the operands of an opaque call over the axes that it partitions itself, so with
@@ -35,52 +34,176 @@ def can_bind(x: jax.Array, w: jax.Array, axes: Axes) -> bool:
     see through. The same holds for operands with a pending reduction.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    pending = any(jax.typeof(v).mat.unreduced or jax.typeof(v).mat.reduced for v in (x, w))
+    pending = any(jax.typeof(v).mat.unreduced or jax.typeof(v).mat.reduced for v in operands)
     return mesh.are_all_axes_manual and set(axes) <= set(mesh.axis_names) and not pending
 
 
-def bind(
-    primitive: Primitive, x: jax.Array, w: jax.Array, *, axis_name: Axes, **params: Any
-) -> jax.Array:
-    """Binds with both operands varying over the same axes, `axis_name` among them.
+def bind(primitive: Primitive, *operands: jax.Array, axis_name: Axes, **params: Any) -> Any:
+    """Binds with all operands varying over the same axes, `axis_name` among them.
 
     The casts make autodiff add the psum that a replicated operand's gradient needs.
     """
-    axes = set(axis_name) | jax.typeof(x).mat.varying | jax.typeof(w).mat.varying
-    x, w = _cast_to_varying(x, axes), _cast_to_varying(w, axes)
+    axes = set(axis_name).union(*(jax.typeof(v).mat.varying for v in operands))
+    operands = tuple(cast_to_varying(v, axes) for v in operands)
     # Where check_vma=False the cast does nothing, which is the only public sign of that mode.
-    tracks_varying = set(axis_name) <= jax.typeof(x).mat.varying
-    return primitive.bind(x, w, axis_name=axis_name, tracks_varying=tracks_varying, **params)
+    tracks_varying = set(axis_name) <= jax.typeof(operands[0]).mat.varying
+    return primitive.bind(*operands, axis_name=axis_name, tracks_varying=tracks_varying, **params)
 
 
-def _cast_to_varying(x: jax.Array, axes: set[str]) -> jax.Array:
+def bind_replicated(
+    primitive: Primitive, x: jax.Array, *ws: jax.Array, axis_name: Axes, **params: Any
+) -> Any:
+    """As `bind`, with an x that does not vary over `axis_name`, in a shard_map that tracks it."""
+    others = set().union(*(jax.typeof(v).mat.varying for v in (x, *ws))) - set(axis_name)
+    x = cast_to_varying(x, others)
+    ws = tuple(cast_to_varying(w, others | set(axis_name)) for w in ws)
+    return primitive.bind(x, *ws, axis_name=axis_name, tracks_varying=True, **params)
+
+
+def cast_to_varying(x: jax.Array, axes: set[str] | frozenset[str]) -> jax.Array:
+    """`x` as a value that may differ along `axes` too."""
     missing = tuple(sorted(axes - jax.typeof(x).mat.varying))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def num_columns(w: Any, w_transposed: bool) -> int:
+    """n of a weight, or of its aval."""
+    return w.shape[0] if w_transposed else w.shape[1]
+
+
+def weight_cotangent(x: jax.Array, ct: jax.Array, w_transposed: bool) -> jax.Array:
+    """x^T @ ct [k, n] for x [m, k] and ct [m, n], or its transpose, as the weight is given."""
+    operands = (ct, x) if w_transposed else (x, ct)
+    return lax.dot_general(*operands, (((0,), (0,)), ((), ())))
+
+
+def side_by_side(
+    cts: Sequence[Any], ws: Sequence[jax.Array], w_transposed: bool
+) -> tuple[jax.Array, jax.Array] | None:
+    """The cotangents of several products of one x, and their weights, as those of one product.
+
+    So the gradient of x is one product with one sum over the ranks. None where all are zero.
+    """
+    used = [(ct, w) for ct, w in zip(cts, ws, strict=True) if not is_zero(ct)]
+    if not used:
+        return None
+    ct = jnp.concatenate([ct for ct, _ in used], axis=1)
+    return ct, jnp.concatenate([w for _, w in used], axis=0 if w_transposed else 1)
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether a tangent or cotangent is known to be zero."""
+    return isinstance(tangent, ad.Zero)
+
+
+def zeros_like(results: Sequence[jax.Array]) -> list[Any]:
+    """Tangents of results that are known to be zero."""
+    return [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+
+
 def _batch(
     primitive: Primitive,
+    bind: Callable[..., Any],
     axis_data: Any,
-    operands: tuple[jax.Array, jax.Array],
-    dims: tuple[int | None, int | None],
+    operands: Sequence[jax.Array],
+    dims: Dims,
     *,
     tracks_varying: bool,
     **params: Any,
-) -> tuple[jax.Array, int | None]:
-    """One call over a folded operand where only one is batched, else a loop over calls."""
+) -> tuple[Any, Any]:
+    """One call over folded operands where x or weights are batched, a loop of calls for both."""
     del axis_data, tracks_varying  # bind finds it anew: batching can add varying axes
-    x, w = operands
-    x_dim, w_dim = dims
-    call = functools.partial(bind, primitive, **params)
-    if x_dim is not None and w_dim is not None:
-        x, w = jnp.moveaxis(x, x_dim, 0), jnp.moveaxis(w, w_dim, 0)
-        return lax.map(lambda pair: call(*pair), (x, w)), 0
-    if x_dim is not None:
-        x = jnp.moveaxis(x, x_dim, 0)
-        batch, m, k = x.shape
-        return call(x.reshape(batch * m, k), w).reshape(batch, m, -1), 0
-    if w_dim is not None:
-        w = jnp.moveaxis(w, w_dim, 1)
-        k, batch, n = w.shape
-        return call(x, w.reshape(k, batch * n)).reshape(-1, batch, n), 1
-    return call(x, w), None
+
+    def call(*operands: jax.Array, num_rows: int = 1) -> list[jax.Array]:
+        # A batch of x is one more leading dimension of its rows.
+        changed = {"num_batches": params["num_batches"] * num_rows} if _has_blocks(params) else {}
+        results = bind(primitive, *operands, **params | changed)
+        return results if primitive.multiple_results else [results]
+
+    x_is_batched, w_is_batched = dims[0] is not None, any(dim is not None for dim in dims[1:])
+    if x_is_batched and w_is_batched:
+        results, result_dims = _loop(call, operands, dims)
+    elif x_is_batched:
+        results, result_dims = _fold_rows(call, operands, dims)
+    elif w_is_batched:
+        results, result_dims = _fold_columns(call, operands, dims, params["w_transposed"])
+    else:
+        results, result_dims = call(*operands), [None] * len(operands)
+    if primitive.multiple_results:
+        return results, result_dims[: len(results)]
+    return results[0], result_dims[0]
+
+
+def _has_blocks(params: dict[str, Any]) -> bool:
+    return "num_batches" in params
+
+
+def _loop(call, operands, dims):
+    stacked = [
+        jnp.moveaxis(v, dim, 0) for v, dim in zip(operands, dims, strict=True) if dim is not None
+    ]
+
+    def one(parts):
+        parts = iter(parts)
+        return call(*(v if d is None else next(parts) for v, d in zip(operands, dims, strict=True)))
+
+    results = lax.map(one, stacked)
+    return results, [0] * len(results)
+
+
+def _fold_rows(call, operands, dims):
+    x = jnp.moveaxis(operands[0], dims[0], 0)
+    batch, m, k = x.shape
+    results = call(x.reshape(batch * m, k), *operands[1:], num_rows=batch)
+    results = [y.reshape(batch, y.shape[0] // batch, y.shape[1]) for y in results]
+    return results, [0] * len(results)
+
+
+def _fold_columns(call, operands, dims, w_transposed):
+    """Weights [batch, k, n] become [k, batch * n], transposed ones [batch * n, k]."""
+    x, *ws = operands
+    batches, folded = [], []
+    for w, dim in zip(ws, dims[1:], strict=True):
+        batches.append(None if dim is None else w.shape[dim])
+        if dim is not None:
+            w = jnp.moveaxis(w, dim, 0 if w_transposed else 1)
+            a, b, c = w.shape
+            w = w.reshape((a * b, c) if w_transposed else (a, b * c))
+        folded.append(w)
+    results = call(x, *folded)
+    # What follows the products does not depend on weights.
+    batches += [None] * (len(results) - len(ws))
+    split = [
+        y if batch is None else y.reshape(y.shape[0], batch, y.shape[1] // batch)
+        for y, batch in zip(results, batches, strict=True)
+    ]
+    return split, [None if batch is None else 1 for batch in batches]
+
+
+def make(
+    name: str,
+    *,
+    multiple_results: bool = False,
+    bind: Callable[..., Any] = bind,
+    batch: Callable[..., Any] | None = None,
+) -> Primitive:
+    """A primitive that runs eagerly and batches over every operand.
+
+    Batched operands are folded and bound anew with `bind`, or do as `batch` says.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = multiple_results
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    rule = batch or functools.partial(_batch, primitive, bind)
+    batching.fancy_primitive_batchers[primitive] = rule
+    return primitive
+
+
+# They stand together because they are one another's transposes; what each of them does stands in
+# the file of its op.
+matmul_allreduce_p = make("matmul_allreduce")
+matmul_reducescatter_p = make("matmul_reducescatter")
+allgather_matmul_p = make("allgather_matmul", multiple_results=True)
+column_parallel_matmul_p = make(
+    "column_parallel_matmul", multiple_results=True, bind=bind_replicated
+)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
 FUSED_DTYPES = ("bfloat16", "float16")
@@ -35,43 +35,53 @@ def ceil_div(value: int, divisor: int) -> int:
 def why_not_fusible(problem: Problem) -> str | None:
     """Why no schedule of the fused kernel can run this problem; None where some can."""
     if problem.num_ranks < 2:
-        return "num_ranks = 1: there is nothing to reduce"
+        return "num_ranks = 1: there is nothing to reduce or to gather"
     if problem.num_ranks > MAX_RANKS:
         return f"num_ranks = {problem.num_ranks}: the kernel takes 2 to {MAX_RANKS}"
     if problem.dtype not in FUSED_DTYPES:
         return f"dtype = {problem.dtype}: the kernel takes {' and '.join(FUSED_DTYPES)}"
-    for name, size in (("n", problem.n), ("k local", problem.k_local)):
+    n_name, k_name = ("n local", "k") if problem.op == ALLGATHER else ("n", "k local")
+    for name, size in ((n_name, problem.n_local), (k_name, problem.k_local)):
         if size % ALIGNMENT:
             return f"{name} = {size}: must be a multiple of {ALIGNMENT}"
     return None
 
 
-def num_tiles(m: int, n: int, schedule: Schedule) -> int:
-    """Output tiles of an m x n result; partial tiles at the edges count as whole ones."""
-    return ceil_div(m, schedule.tile_m) * ceil_div(n, schedule.tile_n)
+def num_tiles(problem: Problem, schedule: Schedule) -> int:
+    """Output tiles of one rank's matmul; partial tiles at the edges count as whole ones."""
+    tiles_per_block = ceil_div(problem.block_rows, schedule.tile_m)
+    return problem.num_blocks * tiles_per_block * ceil_div(problem.n_local, schedule.tile_n)
 
 
 def needed_slot_bytes(problem: Problem, schedule: Schedule) -> int:
     """Slot memory that one launch needs on each GPU, in bytes."""
-    rows = schedule.rows_per_launch or problem.m
-    tiles = num_tiles(rows, problem.n, schedule)
+    if problem.op == ALLGATHER:
+        return 0  # rows go straight to where they are gathered
+    rows = schedule.rows_per_launch or problem.block_rows
+    tiles = num_tiles(with_block_rows(problem, rows), schedule)
     padded_tiles = ceil_div(tiles, problem.num_ranks) * problem.num_ranks
-    tile_bytes = schedule.tile_m * schedule.tile_n * problem.item_bytes
-    return NUM_PARITIES * padded_tiles * tile_bytes
+    return NUM_PARITIES * padded_tiles * _tile_bytes(problem, schedule)
+
+
+def with_block_rows(problem: Problem, rows: int) -> Problem:
+    """The problem of one launch that computes `rows` rows of every block."""
+    return replace(problem, m=problem.num_blocks * rows)
 
 
 def rows_per_launch(problem: Problem, schedule: Schedule, slot_bytes: int) -> int | None:
-    """Rows of one launch so that its slots fit `slot_bytes`: 0 for all rows, None for no fit.
+    """Rows of every block in one launch so that its slots fit: 0 for all rows, None for no fit.
 
     The rows are shared out evenly over the smallest number of launches that fits, so that no
     launch is much shorter than the others.
     """
-    tile_bytes = schedule.tile_m * schedule.tile_n * problem.item_bytes
-    fitting_tiles = slot_bytes // (NUM_PARITIES * tile_bytes)
+    if problem.op == ALLGATHER:
+        return 0
+    fitting_tiles = slot_bytes // (NUM_PARITIES * _tile_bytes(problem, schedule))
     # Every rank has the same number of slots for each source, so whole rounds of ranks count.
     fitting_tiles -= fitting_tiles % problem.num_ranks
-    num_tiles_m = ceil_div(problem.m, schedule.tile_m)
-    fitting_tile_rows = fitting_tiles // ceil_div(problem.n, schedule.tile_n)
+    num_tiles_m = ceil_div(problem.block_rows, schedule.tile_m)
+    tiles_per_tile_row = problem.num_blocks * ceil_div(problem.n_local, schedule.tile_n)
+    fitting_tile_rows = fitting_tiles // tiles_per_tile_row
     if fitting_tile_rows >= num_tiles_m:
         return 0
     if fitting_tile_rows == 0:
@@ -85,11 +95,8 @@ def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rej
 
     Rows per launch that the schedule already names are checked, not changed.
     """
-    reason = why_not_fusible(problem)
+    reason = why_not_fusible(problem) or _why_unfit(problem, schedule)
     if reason is not None:
-        return Rejection(schedule, reason)
-    if schedule.num_comm_ctas >= problem.hardware.num_sms:
-        reason = f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
         return Rejection(schedule, reason)
     if schedule.rows_per_launch:
         needed = needed_slot_bytes(problem, schedule)
@@ -102,6 +109,21 @@ def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rej
         reason = f"the slots of one row of tiles exceed the workspace's {slot_bytes} bytes"
         return Rejection(schedule, reason)
     return replace(schedule, rows_per_launch=rows)
+
+
+def _why_unfit(problem: Problem, schedule: Schedule) -> str | None:
+    """Which rule of the op the schedule breaks, whatever the sizes."""
+    if schedule.num_comm_ctas >= problem.hardware.num_sms:
+        return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
+    if problem.op == ALLGATHER and schedule.num_spare_warps == 0:
+        return "num_spare_warps = 0: the all-gather sends its rows with them"
+    if problem.op == ALLGATHER and schedule.rows_per_launch:
+        return f"rows_per_launch = {schedule.rows_per_launch}: the all-gather is one launch"
+    return None
+
+
+def _tile_bytes(problem: Problem, schedule: Schedule) -> int:
+    return schedule.tile_m * schedule.tile_n * problem.item_bytes
 
 
 def candidates(
@@ -127,4 +149,4 @@ def candidates(
 
 def _ranks_without_tiles(problem: Problem, schedule: Schedule) -> bool:
     """The kernel can run such a problem, but ranks would idle, and it is too small to matter."""
-    return num_tiles(problem.m, problem.n, schedule) < problem.num_ranks
+    return num_tiles(problem, schedule) < problem.num_ranks

@@ -2,12 +2,15 @@
 
 The fused kernel, for each launch:
 
-    launch + max(matmul + left over + drain, head + link) + latency
+    launch + max(matmul + left over + drain, head + link) + latency     where results are sent
+    launch + max(matmul, link + drain) + latency                        where rows are gathered
 
     matmul    waves x time of a tile, waves rounded up: the last wave costs as much as a full one
-    drain     the tiles of the last wave finish together; their bytes then have the link to wait for
+    drain     what follows the longer of the two: the tiles of the last wave finish together, and
+              their bytes then have the link to wait for; of gathered rows, the last ones arrive
+              and are multiplied by one wave of tiles
     left over what dedicated communication CTAs could not forward while the matmul ran
-    head      the link idles until the first tiles are finished
+    head      the link idles until the first tiles are finished; gathering starts at once
     link      all bytes of the launch at the rate of stores over NVLink
     latency   flags and the last reduction, after the last byte
 
@@ -15,10 +18,10 @@ Plain lax is launch + matmul + collective. Predictions for both use the same til
 error of the matmul rate moves both alike and the choice between them does not hang on it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from entwine_jax.schedule.candidates import ceil_div, num_tiles
-from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.candidates import ceil_div, num_tiles, with_block_rows
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
 # 128x128 tiles against 128x256 ones: each element of shared memory feeds fewer multiplications.
@@ -30,9 +33,10 @@ NARROW_TILE_RATE = 0.95
 NARROW_TILE_LINK_RATE = 0.97
 
 # Local part of the latency after the last byte: loads of the slots, stores, fence and count.
-# With two flags it makes the 8 us measured between the last byte and the end of the kernel.
+# With two flags it makes the 8 us measured between the last byte and the end of the kernel; what is
+# not forwarded has one.
 TAIL_LOCAL_US = 5.3
-FLAGS_IN_TAIL = 2
+FLAGS_IN_TAIL = {ALLREDUCE: 2, REDUCESCATTER: 1}
 
 # What one dedicated communication CTA forwards to its peers while the matmul runs, GB/s.
 COMM_CTA_GB_S = 17.0
@@ -76,11 +80,12 @@ def predict(problem: Problem, schedule: Schedule) -> Prediction:
     """Predicted time of one call with this schedule."""
     if not schedule.fused:
         return predict_lax(problem)
-    rows = min(schedule.rows_per_launch or problem.m, problem.m)
-    num_full, rest = divmod(problem.m, rows)
-    parts = [_predict_launch(replace(problem, m=rows), schedule)] * num_full
+    predict_launch = _predict_gather if problem.op == ALLGATHER else _predict_reduction
+    rows = min(schedule.rows_per_launch or problem.block_rows, problem.block_rows)
+    num_full, rest = divmod(problem.block_rows, rows)
+    parts = [predict_launch(with_block_rows(problem, rows), schedule)] * num_full
     if rest:
-        parts.append(_predict_launch(replace(problem, m=rest), schedule))
+        parts.append(predict_launch(with_block_rows(problem, rest), schedule))
     sums = {
         name: sum(getattr(part, name) for part in parts)
         for name in vars(parts[0])
@@ -90,13 +95,15 @@ def predict(problem: Problem, schedule: Schedule) -> Prediction:
 
 
 def predict_lax(problem: Problem) -> Prediction:
-    """Predicted time of one call as `lax.psum(x @ w, axis_name)`: cuBLAS, then NCCL."""
+    """Predicted time of one call as plain lax: cuBLAS and NCCL, one after the other."""
     hardware = problem.hardware
+    collective = {
+        ALLREDUCE: hardware.allreduce,
+        REDUCESCATTER: hardware.reducescatter,
+        ALLGATHER: hardware.allgather,
+    }[problem.op]
     matmul_us = plain_matmul_us(problem)
-    collective_us = 0.0
-    if problem.num_ranks > 1:
-        wire_us = problem.wire_bytes / (hardware.collective_gb_s * BYTES_PER_US_AT_1_GB_S)
-        collective_us = hardware.collective_base_us + wire_us
+    collective_us = collective.time_us(problem.wire_bytes) if problem.num_ranks > 1 else 0.0
     return Prediction(
         schedule=Schedule(fused=False),
         total_us=hardware.launch_us + matmul_us + collective_us,
@@ -120,17 +127,20 @@ def plain_matmul_us(problem: Problem) -> float:
     num_sms = problem.hardware.num_sms
     times = []
     for schedule in (Schedule(tile_n=256), Schedule(tile_n=128)):
-        tiles = num_tiles(problem.m, problem.n, schedule)
+        # Its tiles know nothing of the blocks that the ranks scatter or gather.
+        num_tiles_m = ceil_div(problem.m, schedule.tile_m)
+        tiles = num_tiles_m * ceil_div(problem.n_local, schedule.tile_n)
         waves = ceil_div(tiles, num_sms) if tiles >= num_sms else tiles / num_sms
         times.append(waves * _tile_us(problem, schedule))
     return max(min(times), _memory_us(problem))
 
 
-def _predict_launch(problem: Problem, schedule: Schedule) -> Prediction:
+def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
+    """One launch of an op that sends its result tiles."""
     hardware = problem.hardware
     link_bytes_per_us = hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
-    tiles = num_tiles(problem.m, problem.n, schedule)
+    tiles = num_tiles(problem, schedule)
     waves = ceil_div(tiles, num_gemm_ctas)
     tile_us = _tile_us(problem, schedule)
 
@@ -141,7 +151,7 @@ def _predict_launch(problem: Problem, schedule: Schedule) -> Prediction:
     last_wave_share = (tiles - (waves - 1) * num_gemm_ctas) / tiles
     drain_us = last_wave_share * problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
-    latency_us = FLAGS_IN_TAIL * hardware.flag_latency_us + TAIL_LOCAL_US
+    latency_us = FLAGS_IN_TAIL[problem.op] * hardware.flag_latency_us + TAIL_LOCAL_US
     longest_us = max(matmul_us + left_over_us + drain_us, tile_us + link_us)
     return Prediction(
         schedule=schedule,
@@ -153,6 +163,26 @@ def _predict_launch(problem: Problem, schedule: Schedule) -> Prediction:
         left_over_us=left_over_us,
         drain_us=drain_us,
         latency_us=latency_us,
+    )
+
+
+def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
+    """One launch of an op that gathers its rows: its own come first, and hide the first bytes."""
+    hardware = problem.hardware
+    num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
+    waves = ceil_div(num_tiles(problem, schedule), num_gemm_ctas)
+    tile_us = _tile_us(problem, schedule)
+    matmul_us = max(waves * tile_us, _memory_us(problem))
+    link_us = problem.wire_bytes / (hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S)
+    longest_us = max(matmul_us, link_us + tile_us)
+    return Prediction(
+        schedule=schedule,
+        total_us=hardware.launch_us + longest_us + hardware.flag_latency_us,
+        launch_us=hardware.launch_us,
+        matmul_us=matmul_us,
+        link_us=link_us,
+        drain_us=tile_us,
+        latency_us=hardware.flag_latency_us,
     )
 
 
@@ -170,15 +200,15 @@ def _tile_factor(schedule: Schedule, narrow: float) -> float:
 
 def _memory_us(problem: Problem) -> float:
     """Time to read x and w and to write y once, in us: the limit of problems with few rows."""
-    m, n, k_local = problem.m, problem.n, problem.k_local
-    num_bytes = (m * k_local + k_local * n + m * n) * problem.item_bytes
+    m, n, k = problem.m, problem.n_local, problem.k_local
+    num_bytes = (m * k + k * n + m * n) * problem.item_bytes
     return num_bytes / (problem.hardware.memory_gb_s * BYTES_PER_US_AT_1_GB_S)
 
 
 def _left_over_bytes(problem: Problem, schedule: Schedule, matmul_us: float) -> float:
     """Bytes of reduced tiles that wait for the end of the matmul to be forwarded."""
-    if schedule.num_spare_warps > 0:
-        return 0.0  # one spare warp in each GEMM CTA keeps up with the link
+    if schedule.num_spare_warps > 0 or problem.op != ALLREDUCE:
+        return 0.0  # one spare warp in each GEMM CTA keeps up with the link; else none is forwarded
     # Half of the wire bytes are pushes of partial tiles, the other half are forwarded sums.
     to_forward = problem.wire_bytes / 2
     forwarded = schedule.num_comm_ctas * COMM_CTA_GB_S * BYTES_PER_US_AT_1_GB_S * matmul_us

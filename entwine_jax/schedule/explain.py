@@ -7,11 +7,19 @@ from itertools import groupby
 
 from entwine_jax.schedule.cost_model import Prediction, bound_us, predict
 from entwine_jax.schedule.hardware import H200, PROFILES
-from entwine_jax.schedule.problem import ITEM_BYTES, Problem
+from entwine_jax.schedule.problem import (
+    ALLGATHER,
+    ALLREDUCE,
+    ITEM_BYTES,
+    OPS,
+    REDUCESCATTER,
+    Problem,
+)
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, Decision, decide
 
-OP_NAMES = {"ar": "matmul_allreduce", "matmul_allreduce": "matmul_allreduce"}
+SHORT_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER}
+OP_NAMES = SHORT_NAMES | {op: op for op in OPS}
 
 NUM_NEXT_BEST = 3
 
@@ -74,11 +82,11 @@ def explain(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--op", choices=sorted(OP_NAMES), default="ar", help="ar is the AllReduce")
-    parser.add_argument("--m", type=int, required=True, help="rows of x")
-    parser.add_argument("--n", type=int, required=True, help="columns of w")
+    parser.add_argument("--op", choices=sorted(OP_NAMES), default="ar", help="default: ar")
+    parser.add_argument("--m", type=int, required=True, help="rows of x (of the gathered x)")
+    parser.add_argument("--n", type=int, required=True, help="columns of w before sharding")
     parser.add_argument("--k", type=int, required=True, help="contracted size before sharding")
-    parser.add_argument("--ranks", type=int, required=True, help="GPUs that share k")
+    parser.add_argument("--ranks", type=int, required=True, help="GPUs that work together")
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bfloat16")
     parser.add_argument("--hardware", choices=sorted(PROFILES), default=H200.name)
     parser.add_argument(

@@ -5,6 +5,23 @@ a few milliseconds runs about 10% faster, but a training step is not a burst.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Collective(NamedTuple):
+    """Cost of a collective of its own: base_us + bytes each way / gb_s.
+
+    Attributes:
+        gb_s: payload rate, each way and GPU, GB/s.
+        base_us: what it costs however small the array is, us.
+    """
+
+    gb_s: float
+    base_us: float
+
+    def time_us(self, num_bytes: float) -> float:
+        """Time for so many bytes each way, in us."""
+        return self.base_us + num_bytes / (self.gb_s * 1e3)
 
 
 @dataclass(frozen=True)
@@ -21,8 +38,9 @@ class Hardware:
         store_link_gb_s: payload rate of all-to-all stores from a kernel, each way and GPU, GB/s.
         flag_latency_us: from a release store at system scope to the acquire load of the peer, us.
         launch_us: start and end of one kernel in a stream of back-to-back kernels, us.
-        collective_gb_s: payload rate of NCCL's AllReduce without multicast, each way, GB/s.
-        collective_base_us: what NCCL's AllReduce costs however small the array is, us.
+        allreduce: NCCL's AllReduce without multicast.
+        reducescatter: NCCL's ReduceScatter without multicast.
+        allgather: NCCL's AllGather without multicast.
     """
 
     name: str
@@ -33,18 +51,21 @@ class Hardware:
     store_link_gb_s: float
     flag_latency_us: float
     launch_us: float
-    collective_gb_s: float
-    collective_base_us: float
+    allreduce: Collective
+    reducescatter: Collective
+    allgather: Collective
 
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
-            if field != "name" and not value > 0:
+            numbers = value if isinstance(value, Collective) else (value,)
+            if field != "name" and not all(number > 0 for number in numbers):
                 raise ValueError(f"Hardware.{field} = {value!r}: must be greater than 0")
 
 
 # Fitted on four H200s with multicast off. matmul_tflops: 5.25 TFLOP/s an SM, the mean over the
-# seven shapes of the benchmark (5.1 to 5.4). collective_*: time of matmul + psum less that of the
-# matmul alone, eight shapes on four GPUs and four on two. memory_gb_s: 64 rows, 117 MB of weights.
+# seven shapes of the benchmark (5.1 to 5.4). Collectives: time of matmul and collective less that
+# of the matmul alone, eight shapes on four GPUs and four on two. memory_gb_s: 64 rows, 117 MB of
+# weights.
 H200 = Hardware(
     name="H200",
     num_sms=132,
@@ -54,8 +75,9 @@ H200 = Hardware(
     store_link_gb_s=344.0,
     flag_latency_us=1.34,
     launch_us=4.0,
-    collective_gb_s=380.0,
-    collective_base_us=25.0,
+    allreduce=Collective(gb_s=380.0, base_us=25.0),
+    reducescatter=Collective(gb_s=350.0, base_us=26.0),
+    allgather=Collective(gb_s=350.0, base_us=32.0),
 )
 
 # Not measured: the same die and the same links as the H200; the memory rate is scaled by the
@@ -69,8 +91,9 @@ H100 = Hardware(
     store_link_gb_s=344.0,
     flag_latency_us=1.34,
     launch_us=4.0,
-    collective_gb_s=380.0,
-    collective_base_us=25.0,
+    allreduce=Collective(gb_s=380.0, base_us=25.0),
+    reducescatter=Collective(gb_s=350.0, base_us=26.0),
+    allgather=Collective(gb_s=350.0, base_us=32.0),
 )
 
 PROFILES = {profile.name: profile for profile in (H100, H200)}

@@ -1,11 +1,16 @@
-"""The order in which output tiles are visited, and which rank owns each.
+"""The order in which output tiles are visited, which rank owns each, and which rows it covers.
 
 This is the readable specification of the functions of the same names that are compiled into the
 kernel; a test proves the two equal. Visit order: bands of `raster` tile rows; inside a band
 column by column, rows fastest, so that the tiles in flight share rows of x and columns of w in
 the L2 cache. Owners take turns along the visit order, so that at any time all links are fed
 evenly.
+
+Where rows are scattered or gathered they are [num_batches, num_ranks, block_rows], and every block
+is tiled by itself: no tile covers rows of two ranks.
 """
+
+from typing import NamedTuple
 
 
 def tile_coordinates(
@@ -38,3 +43,105 @@ def num_owned_tiles(num_tiles: int, num_ranks: int, rank: int) -> int:
 def owned_tile(slot: int, num_ranks: int, rank: int) -> int:
     """The `tile_idx` of the tile at position `slot` among those that `rank` owns."""
     return slot * num_ranks + rank
+
+
+class ReduceScatterPlace(NamedTuple):
+    """Where a tile of the reduce-scatter stands; rows are counted in elements.
+
+    Attributes:
+        owner: the rank whose block of the result the tile belongs to.
+        slot: position of the tile among those of its owner.
+        x_row: its first row in x [num_batches * num_ranks * block_rows, k].
+        y_row: its first row in the owner's y [num_batches * block_rows, n].
+        rows: how many rows it covers, at most tile_m.
+        tile_n_idx: its column, counted in tiles.
+    """
+
+    owner: int
+    slot: int
+    x_row: int
+    y_row: int
+    rows: int
+    tile_n_idx: int
+
+
+class AllGatherPlace(NamedTuple):
+    """Where a tile of the all-gather stands; rows are counted in elements.
+
+    Attributes:
+        source: the rank whose shard of x the tile multiplies.
+        tile_row: position of its row of tiles among those of the source.
+        shard_row: its first row in the source's shard [num_batches * block_rows, k].
+        y_row: its first row in y and in the gathered x.
+        rows: how many rows it covers, at most tile_m.
+        tile_n_idx: its column, counted in tiles.
+    """
+
+    source: int
+    tile_row: int
+    shard_row: int
+    y_row: int
+    rows: int
+    tile_n_idx: int
+
+
+def reducescatter_place(
+    tile_idx: int,
+    num_tiles_n: int,
+    raster: int,
+    num_ranks: int,
+    num_batches: int,
+    block_rows: int,
+    tile_m: int,
+) -> ReduceScatterPlace:
+    """The tile that every rank visits at position `tile_idx`.
+
+    Owners take turns as in the AllReduce; each owner's tiles are visited by bands of tile rows of
+    its own blocks.
+    """
+    owner, slot = tile_owner(tile_idx, num_ranks), tile_slot(tile_idx, num_ranks)
+    num_tiles_m = num_batches * _tiles_per_block(block_rows, tile_m)
+    tile_m_idx, tile_n_idx = tile_coordinates(slot, num_tiles_m, num_tiles_n, raster)
+    batch, row, rows = _rows_of(tile_m_idx, block_rows, tile_m)
+    x_row = (batch * num_ranks + owner) * block_rows + row
+    return ReduceScatterPlace(owner, slot, x_row, batch * block_rows + row, rows, tile_n_idx)
+
+
+def allgather_place(
+    tile_idx: int,
+    num_tiles_n: int,
+    raster: int,
+    num_ranks: int,
+    rank: int,
+    num_batches: int,
+    block_rows: int,
+    tile_m: int,
+) -> AllGatherPlace:
+    """The tile that `rank` visits at position `tile_idx`.
+
+    The rows of its own shard come first, as they need not be waited for. Then the other ranks take
+    turns, row of tiles by row of tiles: that is how they arrive, over all links at once.
+    """
+    rows_per_source = num_batches * _tiles_per_block(block_rows, tile_m)
+    position, tile_n_idx = tile_coordinates(
+        tile_idx, num_ranks * rows_per_source, num_tiles_n, raster
+    )
+    if position < rows_per_source:
+        source, tile_row = rank, position
+    else:
+        tile_row, turn = divmod(position - rows_per_source, num_ranks - 1)
+        source = (rank + 1 + turn) % num_ranks
+    batch, row, rows = _rows_of(tile_row, block_rows, tile_m)
+    y_row = (batch * num_ranks + source) * block_rows + row
+    return AllGatherPlace(source, tile_row, batch * block_rows + row, y_row, rows, tile_n_idx)
+
+
+def _tiles_per_block(block_rows: int, tile_m: int) -> int:
+    return -(-block_rows // tile_m)
+
+
+def _rows_of(tile_row: int, block_rows: int, tile_m: int) -> tuple[int, int, int]:
+    """Batch, first row inside the block, and number of rows of a row of tiles."""
+    batch, position = divmod(tile_row, _tiles_per_block(block_rows, tile_m))
+    row = position * tile_m
+    return batch, row, min(tile_m, block_rows - row)

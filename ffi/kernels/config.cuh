@@ -32,9 +32,9 @@ struct KernelConfig {
   static constexpr int kTeamThreads = kNumMathThreads / kNumTeams;
   static constexpr int kNumAccumulators = 128;
 
-  // What setmaxnreg moves from the auxiliary warpgroup to the math warpgroups: 128 * 96 + 256 * 200
+  // What setmaxnreg moves from the auxiliary warpgroup to the math warpgroups: 128 * 104 + 256 * 192
   // stays under 384 * 168, what the launch gave out.
-  static constexpr int kAuxiliaryRegisters = 96, kMathRegisters = 200;
+  static constexpr int kAuxiliaryRegisters = 104, kMathRegisters = 192;
 
   // A tile in a store buffer or a slot is a row of panels of 64 columns; a row of a panel is 128
   // bytes, its eight 16-byte chunks permuted by XOR with the row, so that neither the epilogue's

@@ -1,91 +1,118 @@
-// The communication role of AllGather: send this rank's rows to every rank's gathered x, a flag for each
-// tile row. Played by spare warps and communication CTAs from the first moment of the launch.
+// The communication role of AllGather: send this rank's rows to every rank's gathered x, piece by piece,
+// with a flag for each. Played by spare warps and communication CTAs from the first moment of the
+// launch.
+//
+// A piece is what a tile needs for a part of its mainloop: the rows of a tile row, kGatherColumns
+// columns of k. Tiles that are computed at the same time so start with the first columns of all their
+// rows, and go on at the pace of the links, instead of waiting for whole rows.
 #pragma once
 
 #include "kernels/shared_storage.cuh"
 
 namespace entwine {
 
-// What a warp sends at a time. Between the counter, the loads and the fence of a unit pass some
-// microseconds, so 132 warps with 16 KB each keep the links busy several times over.
-constexpr int kGatherUnitBytes = 16384;
+constexpr int kRowsPerUnit = 4;  // what a warp sends at a time: so many rows of a piece, 16 KB
 
-// One warp copies `num_bytes` (a multiple of 16) to the same offset of every rank's gathered x.
-// `peer_output` of lane p is that of rank p.
-template <int kUnroll>
-__device__ __forceinline__ void send_unit(const PeerWindow& window, const unsigned char* source,
-                                          size_t offset, int num_bytes, const void* peer_output) {
+// One unit: kRowsPerUnit rows of a piece.
+struct GatherUnit {
+  int tile_row;
+  int column_part;
+  int row;  // first row within the tile row
+};
+
+// The order of sending: bands of tile rows that are computed together; inside a band all rows of the
+// first columns, then of the next.
+__device__ __forceinline__ GatherUnit gather_unit(int unit, int num_tile_rows, int num_parts,
+                                                  int rows_of_band, int tile_m) {
+  const int units_of_piece = tile_m / kRowsPerUnit;
+  const int units_of_band = rows_of_band * num_parts * units_of_piece;
+  const int band = unit / units_of_band;
+  const int first_row = band * rows_of_band;
+  const int rows = min(rows_of_band, num_tile_rows - first_row);
+  const int in_band = unit - band * units_of_band;
+  const int in_part = in_band % (rows * units_of_piece);
+  return {first_row + in_part / units_of_piece, in_band / (rows * units_of_piece),
+          in_part % units_of_piece * kRowsPerUnit};
+}
+
+// One warp copies `num_bytes` (a multiple of 16, at most 4 KB) to the same offset of every rank's
+// gathered x. `peer_output` of lane p is that of rank p.
+__device__ __forceinline__ void send_row(const PeerWindow& window, const unsigned char* source,
+                                         size_t offset, int num_bytes, const void* peer_output) {
   constexpr int kStepBytes = 32 * sizeof(uint4);
+  constexpr int kNumSteps = kGatherColumns * 2 / kStepBytes;
   const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int done = 0; done < num_bytes; done += kUnroll * kStepBytes) {
-    uint4 value[kUnroll];
-    const int first = done + lane * static_cast<int>(sizeof(uint4));
+  uint4 value[kNumSteps];
 #pragma unroll
-    for (int u = 0; u < kUnroll; u++) {
-      const int at = first + u * kStepBytes;
-      if (at < num_bytes) value[u] = __ldg(reinterpret_cast<const uint4*>(source + at));
-    }
-    // The own copy last: nothing waits for it.
+  for (int i = 0; i < kNumSteps; i++) {
+    const int at = i * kStepBytes + lane * static_cast<int>(sizeof(uint4));
+    if (at < num_bytes) value[i] = __ldg(reinterpret_cast<const uint4*>(source + at));
+  }
+  // The own copy last: nothing waits for it.
 #pragma unroll 1
-    for (int i = 1; i <= window.num_ranks; i++) {
-      int peer = window.rank + i;
-      if (peer >= window.num_ranks) peer -= window.num_ranks;
-      const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
-      unsigned char* destination = reinterpret_cast<unsigned char*>(address) + offset;
+  for (int turn = 1; turn <= window.num_ranks; turn++) {
+    int peer = window.rank + turn;
+    if (peer >= window.num_ranks) peer -= window.num_ranks;
+    const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
+    unsigned char* destination = reinterpret_cast<unsigned char*>(address) + offset;
 #pragma unroll
-      for (int u = 0; u < kUnroll; u++) {
-        const int at = first + u * kStepBytes;
-        if (at < num_bytes) *reinterpret_cast<uint4*>(destination + at) = value[u];
-      }
+    for (int i = 0; i < kNumSteps; i++) {
+      const int at = i * kStepBytes + lane * static_cast<int>(sizeof(uint4));
+      if (at < num_bytes) *reinterpret_cast<uint4*>(destination + at) = value[i];
     }
   }
 }
 
-// Takes units until none is left, tile row by tile row, the order in which all ranks need them. Waits
-// for nothing but the start of the peers' kernels.
+// Takes units until none is left. Waits for nothing but the start of the peers' kernels.
 template <class Config>
 __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
+  constexpr int kElementBytes = sizeof(typename Config::Element);
   const PeerWindow& window = params.window;
   ControlBlock* control = window.control[window.rank];
   const int lane = threadIdx.x % 32;
-  const size_t row_bytes = static_cast<size_t>(params.k) * sizeof(typename Config::Element);
-  const int units_per_tile_row =
-      static_cast<int>((Config::kTileM * row_bytes + kGatherUnitBytes - 1) / kGatherUnitBytes);
-  const int num_units = num_tile_rows(params.blocks, Config::kTileM) * units_per_tile_row;
+  const int num_rows = num_tile_rows(params.blocks, Config::kTileM);
+  const int num_parts = num_column_parts(params.k);
+  constexpr int kUnitsPerPiece = Config::kTileM / kRowsPerUnit;
+  const int num_units = num_rows * num_parts * kUnitsPerPiece;
+  // A band of the raster holds so many tile rows of each of the other ranks.
+  const int rows_of_band = ceil_div(params.raster, window.num_ranks - 1);
+  const size_t row_bytes = static_cast<size_t>(params.k) * kElementBytes;
   const void* peer_output = nullptr;
   for (;;) {
-    int unit = 0;
-    if (lane == 0) unit = atomicAdd(&control->next_unit, 1u);
-    unit = __shfl_sync(~0u, unit, 0);
-    if (unit >= num_units) break;
+    int unit_idx = 0;
+    if (lane == 0) unit_idx = atomicAdd(&control->next_unit, 1u);
+    unit_idx = __shfl_sync(~0u, unit_idx, 0);
+    if (unit_idx >= num_units) break;
     if (peer_output == nullptr && lane < window.num_ranks) {
       peer_output = wait_peer_output(window, lane, shared.epoch);
     }
     __syncwarp();
-    const int tile_row = unit / units_per_tile_row;
-    const auto [batch, row, valid_rows] = row_in_block(tile_row, params.blocks, Config::kTileM);
-    const size_t in_shard = static_cast<size_t>(batch) * params.blocks.block_rows + row;
-    const size_t in_gathered =
-        (static_cast<size_t>(batch) * window.num_ranks + window.rank) * params.blocks.block_rows +
-        row;
-    const size_t begin = static_cast<size_t>(unit % units_per_tile_row) * kGatherUnitBytes;
-    const size_t end = min(begin + kGatherUnitBytes, valid_rows * row_bytes);
-    if (begin < end) {
-      send_unit<4>(window,
-                   static_cast<const unsigned char*>(params.x) + in_shard * row_bytes + begin,
-                   in_gathered * row_bytes + begin, static_cast<int>(end - begin), peer_output);
+    const GatherUnit unit =
+        gather_unit(unit_idx, num_rows, num_parts, rows_of_band, Config::kTileM);
+    const auto [batch, row, valid_rows] =
+        row_in_block(unit.tile_row, params.blocks, Config::kTileM);
+    const size_t block_rows = params.blocks.block_rows;
+    const size_t in_shard = batch * block_rows + row;
+    const size_t in_gathered = (batch * window.num_ranks + window.rank) * block_rows + row;
+    const int first_column = unit.column_part * kGatherColumns;
+    const int columns = min(kGatherColumns, params.k - first_column);
+    for (int r = unit.row; r < min(unit.row + kRowsPerUnit, valid_rows); r++) {
+      const size_t in_row = static_cast<size_t>(first_column) * kElementBytes;
+      send_row(window,
+               static_cast<const unsigned char*>(params.x) + (in_shard + r) * row_bytes + in_row,
+               (in_gathered + r) * row_bytes + in_row, columns * kElementBytes, peer_output);
     }
     __syncwarp();
-    // The warp that sends the last unit of a tile row tells the peers. The fence of every warp comes
+    // The warp that sends the last unit of a piece tells the peers. The fence of every warp comes
     // before its count (cumulative over __syncwarp), the fence behind the count passes all of them on
     // to the release of the flags.
+    const int slot = piece_slot(unit.tile_row, unit.column_part, num_parts);
     bool complete = false;
     if (lane == 0) {
       ptx::fence_system();
-      uint32_t* sent = control->units_sent(tile_row, window.max_slots);
-      complete = atomicAdd(sent, 1u) + 1 == static_cast<uint32_t>(units_per_tile_row);
+      uint32_t* sent = control->units_sent(slot, window.max_slots);
+      complete = atomicAdd(sent, 1u) + 1 == kUnitsPerPiece;
       if (complete) {
         *sent = 0;
         ptx::fence_system();
@@ -93,8 +120,7 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
     }
     complete = __shfl_sync(~0u, complete, 0);
     if (complete && lane < window.num_ranks && lane != window.rank) {
-      ptx::store_release_system(window.control[lane]->rows_ready(tile_row, window.rank),
-                                shared.epoch);
+      ptx::store_release_system(window.control[lane]->rows_ready(slot, window.rank), shared.epoch);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "kernels/gather.cuh"
 #include "kernels/shared_storage.cuh"
 #include "ptx/bulk_copy.cuh"
 
@@ -15,14 +16,15 @@ __device__ __forceinline__ int claim_tile(const FusedParams<Config>& params) {
   return atomicAdd(&params.window.control[params.window.rank]->next_tile, 1u);
 }
 
-// AllGather: waits until the rows of a tile are in the gathered x. The acquire orders the source's
-// stores (generic proxy) before this warp's TMA loads (async proxy) only through the proxy fence.
+// AllGather: waits until a part of the rows of a tile is in the gathered x. The acquire orders the
+// source's stores (generic proxy) before this warp's TMA loads (async proxy) only through the fence.
 template <class Config>
 __device__ __forceinline__ void wait_rows(const FusedParams<Config>& params, const TilePlace& place,
-                                          uint64_t epoch) {
+                                          int column_part, uint64_t epoch) {
   const PeerWindow& window = params.window;
   if (threadIdx.x % 32 == 0) {
-    const uint64_t* flag = window.control[window.rank]->rows_ready(place.tile_row, place.source);
+    const int slot = piece_slot(place.tile_row, column_part, num_column_parts(params.k));
+    const uint64_t* flag = window.control[window.rank]->rows_ready(slot, place.source);
     wait_epoch(window, flag, epoch, kWaitRowsReady, place.source, place.tile_row);
   }
   __syncwarp();
@@ -62,18 +64,26 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
     int next_tile = 0;
     if (lane == 0) next_tile = claim_tile(params);
     // Tiles may start at any row: blocks of rows need not be multiples of tiles.
-    const bool own = params.op == Op::kAllGather && work.place.source == params.window.rank;
-    if (params.op == Op::kAllGather && !own) wait_rows(params, work.place, shared.epoch);
+    const bool gathers = params.op == Op::kAllGather;
+    const bool own = gathers && work.place.source == params.window.rank;
     const int first_row = own ? work.place.shard_row : work.place.x_row;
     const auto x_tiles =
         local_tile(domain_offset(make_coord(first_row, 0, 0), x), typename Config::TileShape{},
                    make_coord(_, _, _), Step<_1, Underscore, _1>{});
-    mainloop.load(own ? params.mainloop_own : params.mainloop, pipeline, state,
-                  make_tuple(x_tiles, w_tiles), make_coord(0, work.place.tile_n_idx, _, 0),
-                  make_coord_iterator(cute::shape<3>(x_tiles)), params.num_k_tiles, lane,
-                  /*block_rank_in_cluster=*/0, shared.mainloop);
-    __syncwarp();
-    state.advance(params.num_k_tiles);
+    // Rows of other ranks arrive in parts of k; everything else is there from the start.
+    const int k_tiles_of_part =
+        gathers && !own ? kGatherColumns / Config::kTileK : params.num_k_tiles;
+    for (int first = 0; first < params.num_k_tiles; first += k_tiles_of_part) {
+      const int k_tiles = min(k_tiles_of_part, params.num_k_tiles - first);
+      if (gathers && !own) wait_rows(params, work.place, first / k_tiles_of_part, shared.epoch);
+      const auto k_shape = cute::shape<3>(x_tiles);
+      mainloop.load(own ? params.mainloop_own : params.mainloop, pipeline, state,
+                    make_tuple(x_tiles, w_tiles), make_coord(0, work.place.tile_n_idx, _, 0),
+                    make_coord_iterator(idx2crd(first, k_shape), k_shape), k_tiles, lane,
+                    /*block_rank_in_cluster=*/0, shared.mainloop);
+      __syncwarp();
+      state.advance(k_tiles);
+    }
     tile_idx = __shfl_sync(~0u, next_tile, 0);
   }
   mainloop.load_tail(pipeline, state);

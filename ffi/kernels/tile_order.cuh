@@ -145,4 +145,13 @@ ENTWINE_HOST_DEVICE TilePlace allgather_place(int tile_idx, int num_tiles_n, int
           source,        tile_row,   batch * blocks.block_rows + row};
 }
 
+// AllGather: rows are sent in pieces of one tile row and so many columns of k. Each has a flag.
+constexpr int kGatherColumns = 2048;
+
+ENTWINE_HOST_DEVICE int num_column_parts(int k) { return ceil_div(k, kGatherColumns); }
+
+ENTWINE_HOST_DEVICE int piece_slot(int tile_row, int column_part, int num_parts) {
+  return tile_row * num_parts + column_part;
+}
+
 }  // namespace entwine

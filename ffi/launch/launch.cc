@@ -82,9 +82,10 @@ void check_workspace(const Call& call, const Schedule& schedule, const PeerWindo
                      const Instance& instance, int64_t rows) {
   const int64_t tile_rows = call.num_batches * ((rows + instance.tile_m - 1) / instance.tile_m);
   if (call.op == Op::kAllGather) {
-    require(
-        tile_rows <= window.max_slots, "m", call.m,
-        "the workspace has flags for " + std::to_string(window.max_slots) + " tile rows a rank");
+    const int64_t pieces = tile_rows * num_column_parts(static_cast<int>(call.k));
+    require(pieces <= window.max_slots, "m", call.m,
+            "the workspace has flags for " + std::to_string(window.max_slots) +
+                " pieces of 128 rows and 2048 columns a rank");
     return;
   }
   const int64_t tiles = tile_rows * ((call.n + instance.tile_n - 1) / instance.tile_n);

@@ -1,0 +1,146 @@
+"""allgather_matmul: `all_gather(x) @ w` over mesh axes, in one kernel per GPU."""
+
+import math
+from typing import Any
+
+import jax
+from jax import lax
+from jax.interpreters import ad
+
+from entwine_jax import lowering, reference, shapes
+from entwine_jax.ops import primitive
+from entwine_jax.ops.primitive import allgather_matmul_p, matmul_reducescatter_p
+from entwine_jax.schedule import Schedule
+
+
+def allgather_matmul(
+    x: jax.Array,
+    w: jax.Array | tuple[jax.Array, ...],
+    axis_name: str | tuple[str, ...],
+    *,
+    gather_dimension: int = -2,
+    return_gathered: bool = False,
+    schedule: Schedule | None = None,
+) -> Any:
+    """Computes `lax.all_gather(x, axis_name, tiled=True) @ w`; call it inside `jax.shard_map`.
+
+        y = [x_0; x_1; ...] @ w,  the shards of all ranks one behind the other
+
+    Args:
+      x: local shard [..., m, k]; any number of leading dimensions, one of them (or m) sharded over
+        `axis_name`.
+      w: local shard [k, n], or a tuple of such weights, as for q, k and v: x is gathered once, by
+        the fused product with the widest of them, and the others multiply the gathered x.
+      axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks P.
+      gather_dimension: the dimension of x along which the shards are gathered. Any but the last
+        one; leading ones cost no copy.
+      return_gathered: whether to return the gathered x too.
+      schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose.
+
+    Returns:
+      y, or (y, gathered) with `return_gathered`. y is [..., m, n] with the gathered dimension P
+      times as long, a tuple of such arrays where w is a tuple. All in the dtype to which JAX
+      promotes x and all weights. Like those of `lax.all_gather`, the results count as varying.
+
+    The fused kernel takes what that of `matmul_allreduce` takes. The derivative with respect to x
+    is one `matmul_reducescatter` of the cotangents (of several weights: side by side). That with
+    respect to w multiplies the gathered x of the forward pass, which is kept for it; under
+    `jax.checkpoint` it is gathered again instead.
+
+    Raises:
+      TypeError: x or a weight is not a numeric array, or schedule is not a Schedule.
+      ValueError: shapes that do not multiply, an empty tuple of weights, an axis name that is not
+        bound here, or a dimension that x does not have or that is the last one.
+    """
+    op = "allgather_matmul"
+    several = isinstance(w, tuple | list)
+    ws = tuple(w) if several else (w,)
+    dtype = shapes.check_operands(op, x, *ws)
+    axes, num_ranks = shapes.check_axis_name(op, axis_name)
+    dimension = shapes.check_dimension(op, "gather_dimension", gather_dimension, x)
+    shapes.check_schedule(op, schedule)
+    x, *ws = (lax.convert_element_type(v, dtype) for v in (x, *ws))
+    if primitive.can_bind(axes, x, *ws):
+        *ys, gathered = _bind(x, ws, axes, num_ranks, dimension, schedule)
+    else:
+        gathered = reference.gather(x, axes, dimension)
+        ys = [reference.multiply(gathered, w) for w in ws]
+    y = tuple(ys) if several else ys[0]
+    return (y, gathered) if return_gathered else y
+
+
+def _bind(x, ws, axes, num_ranks, dimension, schedule):
+    # The first weight is the one of the fused product.
+    order = sorted(range(len(ws)), key=lambda i: -ws[i].shape[1])
+    *leading, k = x.shape
+    results = primitive.bind(
+        allgather_matmul_p,
+        x.reshape(math.prod(leading), k),
+        *(ws[i] for i in order),
+        axis_name=axes,
+        num_ranks=num_ranks,
+        schedule=schedule,
+        w_transposed=False,
+        num_batches=math.prod(leading[:dimension]),
+    )
+    leading[dimension] *= num_ranks
+    *ys, gathered = (y.reshape(*leading, y.shape[1]) for y in results)
+    return *(ys[order.index(i)] for i in range(len(ws))), gathered
+
+
+@allgather_matmul_p.def_abstract_eval
+def _abstract_eval(x, *ws, num_ranks, w_transposed, **_):
+    m, k = x.shape[0] * num_ranks, x.shape[1]
+    ys = [x.update(shape=(m, primitive.num_columns(w, w_transposed))) for w in ws]
+    return [*ys, x.update(shape=(m, k))]
+
+
+def _in_lax(x, *ws, axis_name, num_batches, w_transposed, **_):
+    gathered = reference.gather_rows(x, axis_name, num_batches)
+    return [*(reference.multiply(gathered, w, w_transposed=w_transposed) for w in ws), gathered]
+
+
+def _jvp(primals, tangents, **params):
+    """Linear in x; in a weight too, with the gathered x of the primal call as the other factor."""
+    (x, *ws), (x_dot, *w_dots) = primals, tangents
+    results = allgather_matmul_p.bind(x, *ws, **params)
+    gathered = results[-1]
+    if primitive.is_zero(x_dot):
+        dots = primitive.zeros_like(results)
+    else:
+        dots = allgather_matmul_p.bind(x_dot, *ws, **params)
+    for i, w_dot in enumerate(w_dots):
+        if not primitive.is_zero(w_dot):
+            term = reference.multiply(gathered, w_dot, w_transposed=params["w_transposed"])
+            dots[i] = ad.add_tangents(dots[i], term)
+    return results, dots
+
+
+def _transpose(cts, x, *ws, w_transposed, **params):
+    *y_cts, gathered_ct = cts
+    if not ad.is_undefined_primal(x):
+        return None, *_transpose_ws(y_cts, x, ws, w_transposed=w_transposed, **params)
+    dx = ad.Zero(x.aval)
+    joined = primitive.side_by_side(y_cts, ws, w_transposed)
+    if joined is not None:
+        dx = matmul_reducescatter_p.bind(*joined, w_transposed=not w_transposed, **params)
+    if not primitive.is_zero(gathered_ct):
+        part = reference.scatter_rows(gathered_ct, params["axis_name"], params["num_batches"])
+        dx = ad.add_tangents(dx, part)
+    return dx, *(None for _ in ws)
+
+
+def _transpose_ws(y_cts, x, ws, *, axis_name, num_batches, w_transposed, **_):
+    """For a function that is linear in weights only, which no rule of `_jvp` makes."""
+    gathered = reference.gather_rows(x, axis_name, num_batches)
+    return (
+        ad.Zero(w.aval)
+        if primitive.is_zero(ct)
+        else primitive.weight_cotangent(gathered, ct, w_transposed)
+        for ct, w in zip(y_cts, ws, strict=True)
+    )
+
+
+ad.primitive_jvps[allgather_matmul_p] = _jvp
+ad.primitive_transposes[allgather_matmul_p] = _transpose
+lowering.register_fused(allgather_matmul_p, "allgather_matmul", _in_lax)

@@ -1,0 +1,123 @@
+"""column_parallel_matmul: `x @ w` for a replicated x, with a derivative that is fused."""
+
+import math
+from typing import Any
+
+import jax
+from jax import lax
+from jax.interpreters import ad
+
+from entwine_jax import lowering, reference, shapes
+from entwine_jax.ops import primitive
+from entwine_jax.ops.primitive import column_parallel_matmul_p, matmul_allreduce_p
+from entwine_jax.schedule import Schedule
+
+
+def column_parallel_matmul(
+    x: jax.Array,
+    w: jax.Array | tuple[jax.Array, ...],
+    axis_name: str | tuple[str, ...],
+    *,
+    schedule: Schedule | None = None,
+) -> Any:
+    """Computes `x @ w` for an x that is the same on all ranks; call it inside `jax.shard_map`.
+
+        y_r = x @ w_r,    dx = sum over ranks r of  dy_r @ w_r^T
+
+    Args:
+      x: [..., m, k], replicated over `axis_name`.
+      w: local shard [k, n] of a weight whose columns are sharded over `axis_name`, or a tuple of
+        such weights, as for q, k and v, whose derivatives are summed over the ranks together.
+      axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks.
+      schedule: how the fused kernel of the derivative runs; None lets the selector choose.
+
+    Returns:
+      [..., m, n], this rank's columns, a tuple of such arrays where w is a tuple; in the dtype to
+      which JAX promotes x and all weights.
+
+    The product itself needs no communication. Its derivative with respect to x is one
+    `matmul_allreduce` of the cotangent, where plain autodiff gives a product and then a psum. That
+    needs a shard_map that knows x to be replicated: with check_vma=False, and for an x that varies
+    over `axis_name`, this is `x @ w` and nothing else, whose sum stands where JAX puts it.
+
+    Raises:
+      TypeError: x or a weight is not a numeric array, or schedule is not a Schedule.
+      ValueError: shapes that do not multiply, an empty tuple of weights, or an axis name that is
+        not bound here.
+    """
+    op = "column_parallel_matmul"
+    several = isinstance(w, tuple | list)
+    ws = tuple(w) if several else (w,)
+    dtype = shapes.check_operands(op, x, *ws)
+    axes, num_ranks = shapes.check_axis_name(op, axis_name)
+    shapes.check_schedule(op, schedule)
+    x, *ws = (lax.convert_element_type(v, dtype) for v in (x, *ws))
+    if primitive.can_bind(axes, x, *ws) and _is_known_as_replicated(x, ws[0], set(axes)):
+        ys = _bind(x, ws, axes, num_ranks, schedule)
+    else:
+        ys = [reference.multiply(x, w) for w in ws]
+    return tuple(ys) if several else ys[0]
+
+
+def _is_known_as_replicated(x, w, axes):
+    # Where check_vma=False a cast to varying changes nothing.
+    tracks_varying = axes <= jax.typeof(primitive.cast_to_varying(w, axes)).mat.varying
+    return tracks_varying and not axes & jax.typeof(x).mat.varying
+
+
+def _bind(x, ws, axes, num_ranks, schedule):
+    *leading, k = x.shape
+    ys = primitive.bind_replicated(
+        column_parallel_matmul_p,
+        x.reshape(math.prod(leading), k),
+        *ws,
+        axis_name=axes,
+        num_ranks=num_ranks,
+        schedule=schedule,
+        w_transposed=False,
+    )
+    return [y.reshape(*leading, y.shape[1]) for y in ys]
+
+
+@column_parallel_matmul_p.def_abstract_eval
+def _abstract_eval(x, *ws, w_transposed, **_):
+    return [w.update(shape=(x.shape[0], primitive.num_columns(w, w_transposed))) for w in ws]
+
+
+def _in_lax(x, *ws, w_transposed, **_):
+    return [reference.multiply(x, w, w_transposed=w_transposed) for w in ws]
+
+
+def _jvp(primals, tangents, **params):
+    (x, *ws), (x_dot, *w_dots) = primals, tangents
+    ys = column_parallel_matmul_p.bind(x, *ws, **params)
+    if primitive.is_zero(x_dot):
+        dots = primitive.zeros_like(ys)
+    else:
+        dots = column_parallel_matmul_p.bind(x_dot, *ws, **params)
+    for i, w_dot in enumerate(w_dots):
+        if not primitive.is_zero(w_dot):
+            (term,) = column_parallel_matmul_p.bind(x, w_dot, **params)
+            dots[i] = ad.add_tangents(dots[i], term)
+    return ys, dots
+
+
+def _transpose(cts, x, *ws, w_transposed, **params):
+    if not ad.is_undefined_primal(x):
+        x = lax.pcast(x, params["axis_name"], to="varying")
+        return None, *(
+            ad.Zero(w.aval)
+            if primitive.is_zero(ct)
+            else primitive.weight_cotangent(x, ct, w_transposed)
+            for ct, w in zip(cts, ws, strict=True)
+        )
+    dx = ad.Zero(x.aval)
+    joined = primitive.side_by_side(cts, ws, w_transposed)
+    if joined is not None:
+        dx = matmul_allreduce_p.bind(*joined, w_transposed=not w_transposed, **params)
+    return dx, *(None for _ in ws)
+
+
+ad.primitive_jvps[column_parallel_matmul_p] = _jvp
+ad.primitive_transposes[column_parallel_matmul_p] = _transpose
+lowering.register(column_parallel_matmul_p, _in_lax)

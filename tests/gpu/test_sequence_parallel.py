@@ -1,0 +1,190 @@
+"""matmul_reducescatter, allgather_matmul and column_parallel_matmul as fused kernels inside JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exact import assert_as_exact_as
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from sharded import PRODUCTS, exact, gathering, make_mesh, scattering
+
+import entwine_jax
+from entwine_jax import Schedule, lowering, reference
+
+pytestmark = pytest.mark.gpu
+
+SCATTER, GATHER, REDUCE = (
+    lowering.target_name(op)
+    for op in ("matmul_reducescatter", "allgather_matmul", "matmul_allreduce")
+)
+WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128, num_spare_warps=2)
+
+
+def num_gpus():
+    return min(len(jax.devices()), 4)
+
+
+def operands(leading, k, n, dtype=jnp.bfloat16, seed=0):
+    x_key, w_key = jax.random.split(jax.random.key(seed))
+    x = jax.random.normal(x_key, (*leading, k), jnp.float32).astype(dtype)
+    w = (jax.random.normal(w_key, (k, n), jnp.float32) * k**-0.5).astype(dtype)
+    return x, w
+
+
+def target_calls(f, *args):
+    text = jax.jit(f).lower(*args).as_text()
+    return {name: text.count(f"@{name}(") for name in (SCATTER, GATHER, REDUCE)}
+
+
+# Rows of a block that are no multiple of a tile, under leading dimensions.
+CASES = [
+    ((64,), 512, 512, -2),
+    ((4,), 64, 64, -2),
+    ((520,), 1032, 520, -2),
+    ((3, 260), 264, 1032, 1),
+    ((2, 12, 20), 128, 136, 1),
+    ((1032,), 16384, 264, 0),
+    ((2048,), 4096, 4096, 0),
+]
+
+
+@pytest.mark.parametrize("schedule", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("leading", "k_local", "n", "dimension"), CASES)
+def test_reducescatter_against_float64(leading, k_local, n, dimension, schedule):
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands(leading, k_local * num_gpus(), n, seed=k_local)
+    options = {"x_ndim": x.ndim, "dimension": dimension}
+    f = jax.jit(scattering(mesh, schedule=schedule, **options))
+    assert target_calls(f, x, w)[SCATTER] == 1
+    y = f(x, w)
+    plain = jax.jit(scattering(mesh, op=reference.matmul_reducescatter, **options))(x, w)
+    assert_as_exact_as(y, plain, exact(x, w))
+    for _ in range(3):
+        np.testing.assert_array_equal(y, f(x, w))
+
+
+@pytest.mark.parametrize("schedule", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("leading", "k", "n_local", "dimension"), CASES)
+def test_allgather_against_float64(leading, k, n_local, dimension, schedule):
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands(leading, k, n_local * num_gpus(), seed=k)
+    options = {"x_ndim": x.ndim, "dimension": dimension}
+    f = jax.jit(gathering(mesh, schedule=schedule, **options))
+    assert target_calls(f, x, w)[GATHER] == 1
+    y = f(x, w)
+    plain = jax.jit(gathering(mesh, op=reference.allgather_matmul, **options))(x, w)
+    assert_as_exact_as(y, plain, exact(x, w))
+    for _ in range(3):
+        np.testing.assert_array_equal(y, f(x, w))
+
+
+def test_gathered_x_and_several_weights():
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands((520,), 512, 256 * num_gpus())
+
+    def local(x, w):
+        ys, gathered = entwine_jax.allgather_matmul(
+            x, (w, 2 * w), "tp", return_gathered=True, schedule=WIDE
+        )
+        return ys, gathered
+
+    f = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P("tp"), P(None, "tp")),
+        out_specs=((P(None, "tp"), P(None, "tp")), P("tp")),
+    )
+    assert target_calls(f, x, w)[GATHER] == 1
+    (y, doubled), gathered = jax.jit(f)(x, w)
+    np.testing.assert_array_equal(gathered, np.tile(x, (num_gpus(), 1)))
+    np.testing.assert_allclose(
+        np.asarray(doubled, np.float32), 2 * np.asarray(y, np.float32), rtol=1e-2, atol=1e-2
+    )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", list(PRODUCTS))
+def test_gradients(name, check_vma):
+    """Against float32 on the same operands; every transpose is a fused call too."""
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands((520,), 512, 1024)
+    ct = jax.random.normal(jax.random.key(1), (520, 1024), jnp.bfloat16)
+
+    def grads(f):
+        def loss(x, w):
+            return jnp.vdot(f(x, w).astype(jnp.float32), ct.astype(jnp.float32))
+
+        return jax.grad(loss, (0, 1))
+
+    fused = grads(PRODUCTS[name](mesh, check_vma=check_vma, schedule=WIDE))
+    calls = target_calls(fused, x, w)
+    expected_calls = {
+        "allreduce": {},
+        "reducescatter": {GATHER: 1},
+        "allgather": {SCATTER: 1, GATHER: 1},
+        # Without check_vma it is unknown that x is replicated, and JAX sums outside.
+        "column_parallel": {REDUCE: 1} if check_vma else {},
+    }[name]
+    for target, count in expected_calls.items():
+        assert calls[target] >= count
+    actual = jax.jit(fused)(x, w)
+    expected = grads(jnp.matmul)(x.astype(jnp.float32), w.astype(jnp.float32))
+    for a, e in zip(actual, expected, strict=True):
+        a = np.asarray(a, np.float32)
+        assert np.linalg.norm(a - e) <= 2e-2 * np.linalg.norm(e)
+
+
+def test_layers_back_to_back():
+    """All three ops in one scan, beside a psum: 1,200 calls, the same result at every step."""
+    mesh = make_mesh((num_gpus(),))
+    p = num_gpus()
+    x, w = operands((128 * p,), 256 * p, 256 * p)
+
+    def local(x, w_rows, w_columns):
+        def step(x, _):
+            h, gathered = entwine_jax.allgather_matmul(
+                x, w_columns, "tp", return_gathered=True, schedule=WIDE
+            )
+            y = entwine_jax.matmul_reducescatter(h, w_rows, "tp", schedule=NARROW)
+            z = entwine_jax.matmul_allreduce(h, w_rows, "tp", schedule=WIDE)
+            s = lax.psum(jnp.sum(gathered.astype(jnp.float32)), "tp")
+            x, y, z, s = lax.optimization_barrier((x, y, z, s))
+            sums = [jnp.sum(v.astype(jnp.float32))[None] for v in (y, z)]
+            return x, jnp.concatenate([*sums, s[None]])
+
+        return lax.scan(step, x, length=400)[1][None]
+
+    f = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P("tp"), P("tp"), P(None, "tp")),
+        out_specs=P("tp"),
+        check_vma=False,
+    )
+    sums = np.asarray(jax.jit(f)(x, w, w))
+    assert np.all(sums == sums[:, :1])
+    np.testing.assert_array_equal(
+        sums[:, :, 1:], np.broadcast_to(sums[:1, :, 1:], sums[:, :, 1:].shape)
+    )
+
+
+def test_groups_of_a_two_dimensional_mesh():
+    shape = (2, 2) if len(jax.devices()) >= 4 else (1, 2)
+    mesh = make_mesh(shape, ("dp", "tp"))
+    x, w = operands((4, 512), 512, 512)
+
+    def local(x, w_columns, w_rows):
+        h = entwine_jax.allgather_matmul(x, w_columns, "tp", schedule=WIDE)
+        return entwine_jax.matmul_reducescatter(h, w_rows, "tp", schedule=WIDE)
+
+    f = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P("dp", "tp"), P(None, "tp"), P("tp")),
+        out_specs=P("dp", "tp"),
+    )
+    y = jax.jit(f)(x, w, w)
+    h = np.asarray(jnp.asarray(exact(x, w), jnp.bfloat16), np.float64)
+    expected = h @ np.asarray(w, np.float64)
+    assert np.linalg.norm(np.asarray(y, np.float64) - expected) <= 2e-2 * np.linalg.norm(expected)

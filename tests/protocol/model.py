@@ -1,0 +1,533 @@
+"""The flag protocol of the fused kernel (ffi/kernels, ffi/peer) as a model to explore whole.
+
+Some ranks make a sequence of calls, one epoch each. During an epoch a rank has tasks, such as to
+push a tile to its owner or to sum a tile that it owns. Tasks are independent of each other: which
+warp of which CTA takes which one, and when, is left open. A task is a script of steps that come one
+after the other, like the statements of the kernel. The explorer tries every interleaving of all
+steps of all tasks of all ranks.
+
+Memory is no part of the state. Every word and every slot has a known writer, so its content follows
+from how far the writers have got (`Model.done`).
+
+A step either cannot happen yet (a wait), or it happens; if it must not happen, it raises ProtocolError.
+Breaking a rule of the protocol (Rule) changes the scripts, and the explorer must then find a
+violation: otherwise the rule would not be needed, or the model could not see it.
+
+Not in the model: units of tiles (a tile stands for any of them), the order in which counters deal
+out the work, and how many CTAs are resident.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class Op(enum.Enum):
+    ALL_REDUCE = "AR"
+    REDUCE_SCATTER = "RS"
+    ALL_GATHER = "AG"
+
+
+class Call(NamedTuple):
+    """What all ranks do in one epoch. AllGather: `num_tiles` counts the tile rows of each rank."""
+
+    op: Op
+    num_tiles: int
+
+
+class Rule(enum.Flag):
+    """What the protocol rests on. A mutant lacks one of them."""
+
+    WAIT_READY = enum.auto()  # who stores to a peer waits until the peer's kernel has started
+    ADDRESS_BEFORE_EPOCH = enum.auto()  # in a ReadyWord
+    DATA_BEFORE_FLAG = enum.auto()  # a flag is set when the data lies in its place
+    WAIT_FLAG = enum.auto()  # who reads waits for the flags of the sources
+    STORE_BEFORE_COUNT = enum.auto()  # a tile is counted when it has been stored
+    WAIT_ARRIVED = enum.auto()  # a kernel ends when its output has arrived
+    TWO_PARITIES = enum.auto()  # consecutive epochs use different slots
+
+
+ALL_RULES = ~Rule(0)
+
+
+class Kind(enum.Enum):
+    # Task: tell the peers that this kernel has started.
+    PUBLISH_ADDRESS = enum.auto()
+    PUBLISH_EPOCH = enum.auto()
+    # Task: push a tile to its owner (AllReduce, ReduceScatter).
+    WRITE_SLOT = enum.auto()
+    SET_FLAG = enum.auto()  # also the last step of sending rows
+    # Task: sum an owned tile.
+    WAIT_READY = enum.auto()  # also the first step of sending rows
+    READ_ADDRESSES = enum.auto()
+    WAIT_FLAGS = enum.auto()
+    READ_SLOTS = enum.auto()
+    STORE = enum.auto()  # a tile to an output, or rows to a gathered x
+    COUNT = enum.auto()
+    # Task: load rows of another rank from the gathered x (AllGather). A flag, then the rows.
+    WAIT_ROWS = enum.auto()
+    READ_ROWS = enum.auto()
+
+
+class Step(NamedTuple):
+    """`peer`: the rank whose memory is written or, for WAIT_ROWS and READ_ROWS, the source."""
+
+    kind: Kind
+    tile: int = -1
+    peer: int = -1
+
+
+# Steps that happen as one. With the fine grain almost every step stands alone.
+type Group = tuple[Step, ...]
+type Script = tuple[Group, ...]
+
+
+class RankState(NamedTuple):
+    """Where a rank is. `progress`: by task, the groups of its script that are done."""
+
+    epoch: int
+    started: bool
+    progress: tuple[int, ...]
+
+
+type State = tuple[RankState, ...]
+
+
+class ProtocolError(Exception):
+    """An invariant is broken."""
+
+
+class Model:
+    """A sequence of calls under some rules.
+
+    `coarse` joins steps whose separation cannot be observed, which makes larger problems feasible.
+    It rests on every wait being monotone (none is for a word to be unset). To set a word together
+    with the step before it enables more, never less. To wait no earlier than one reads leaves slots
+    unread for longer, so that an overwriting is seen all the more.
+    """
+
+    def __init__(
+        self, num_ranks: int, calls: list[Call], rules: Rule = ALL_RULES, coarse: bool = False
+    ):
+        self.num_ranks = num_ranks
+        self.ranks = range(num_ranks)
+        self.calls = [None, *calls]  # by epoch; epochs begin with 1
+        self.num_epochs = len(calls)
+        self.rules = rules
+        self.coarse = coarse
+        self.scripts = [
+            [self._scripts(epoch, rank) for rank in self.ranks] if epoch else []
+            for epoch in range(self.num_epochs + 1)
+        ]
+        # By epoch and rank: the task of a step, and the progress by which the step is done.
+        self._positions = [
+            [
+                {
+                    step: (task, index + 1)
+                    for task, script in enumerate(scripts)
+                    for index, group in enumerate(script)
+                    for step in group
+                }
+                for scripts in by_rank
+            ]
+            for by_rank in self.scripts
+        ]
+        # By epoch, rank and peer: the steps by which the rank counts tiles at the peer.
+        self._counts = [
+            [
+                [
+                    [step for step in steps if step.kind is Kind.COUNT and step.peer == peer]
+                    for peer in self.ranks
+                ]
+                for steps in by_rank
+            ]
+            for by_rank in self._positions
+        ]
+
+    # ---- What there is to do
+
+    def owned_tiles(self, epoch: int, rank: int) -> range:
+        return range(rank, self.calls[epoch].num_tiles, self.num_ranks)
+
+    def sends_partials(self, epoch: int) -> bool:
+        return self.calls[epoch].op is not Op.ALL_GATHER
+
+    def peers_in_turn(self, rank: int) -> list[int]:
+        return [(rank + i) % self.num_ranks for i in range(1, self.num_ranks + 1)]
+
+    def receivers(self, epoch: int, rank: int) -> list[int]:
+        """The ranks to whose outputs (or gathered x) `rank` stores, in turn, itself last."""
+        if self.calls[epoch].op is Op.REDUCE_SCATTER:
+            return [rank]
+        return self.peers_in_turn(rank)
+
+    def flag_step(self, epoch: int, reader: int, slot: int) -> Step:
+        """The step by which a source sets the flag in row `slot` of the reader's flags."""
+        tile = slot * self.num_ranks + reader if self.sends_partials(epoch) else slot
+        return Step(Kind.SET_FLAG, tile, reader)
+
+    def _scripts(self, epoch: int, rank: int) -> list[Script]:
+        op, num_tiles = self.calls[epoch]
+        scripts = [self._publish()]
+        if op is Op.ALL_GATHER:
+            scripts += [self._send(rank, tile) for tile in range(num_tiles)]
+            scripts += [
+                self._load(tile, source)
+                for tile in range(num_tiles)
+                for source in self.ranks
+                if source != rank
+            ]
+        else:
+            scripts += [self._push(tile) for tile in range(num_tiles)]
+            scripts += [self._sum(epoch, rank, tile) for tile in self.owned_tiles(epoch, rank)]
+        return scripts
+
+    def _publish(self) -> Script:
+        # The lanes that do this are not ordered; as no wait is for a word to be unset, any order
+        # stands for all.
+        kinds = [Kind.PUBLISH_ADDRESS, Kind.PUBLISH_EPOCH]
+        if Rule.ADDRESS_BEFORE_EPOCH not in self.rules:
+            kinds.reverse()
+        steps = [Step(kind, peer=peer) for peer in self.ranks for kind in kinds]
+        return (tuple(steps),) if self.coarse else apart(steps)
+
+    def _push(self, tile: int) -> Script:
+        owner = tile % self.num_ranks
+        steps = [Step(Kind.WRITE_SLOT, tile, owner), Step(Kind.SET_FLAG, tile, owner)]
+        if Rule.DATA_BEFORE_FLAG not in self.rules:
+            steps.reverse()
+        return (tuple(steps),) if self.coarse else apart(steps)
+
+    def _begin_storing(self, tile: int) -> list[Step]:
+        steps = [Step(Kind.READ_ADDRESSES, tile)]
+        if Rule.WAIT_READY in self.rules:
+            steps.insert(0, Step(Kind.WAIT_READY, tile))
+        return steps
+
+    def _sum(self, epoch: int, rank: int, tile: int) -> Script:
+        reduces_for_all = self.calls[epoch].op is Op.ALL_REDUCE
+        begin = self._begin_storing(tile) if reduces_for_all else []
+        wait = [Step(Kind.WAIT_FLAGS, tile)] if Rule.WAIT_FLAG in self.rules else []
+        read = [Step(Kind.READ_SLOTS, tile)]
+        stores = [Step(Kind.STORE, tile, peer) for peer in self.receivers(epoch, rank)]
+        counts = [Step(Kind.COUNT, tile, peer) for peer in self.receivers(epoch, rank)]
+        if Rule.STORE_BEFORE_COUNT not in self.rules:
+            stores, counts = counts, stores
+        if self.coarse:
+            return ((*begin, *wait, *read), *apart(stores[:-1]), (stores[-1], *counts))
+        groups = [tuple(begin), tuple(wait), tuple(read), *apart(stores), *apart(counts)]
+        return tuple(group for group in groups if group)
+
+    def _send(self, rank: int, tile: int) -> Script:
+        begin = self._begin_storing(tile)
+        peers = self.peers_in_turn(rank)
+        stores = [Step(Kind.STORE, tile, peer) for peer in peers]
+        flags = [Step(Kind.SET_FLAG, tile, peer) for peer in peers if peer != rank]
+        if Rule.DATA_BEFORE_FLAG not in self.rules:
+            stores, flags = flags, stores
+        if self.coarse:
+            return (tuple(begin), *apart(stores[:-1]), (stores[-1], *flags))
+        return (tuple(begin), *apart(stores), *apart(flags))
+
+    def _load(self, tile: int, source: int) -> Script:
+        wait = [Step(Kind.WAIT_ROWS, tile, source)] if Rule.WAIT_FLAG in self.rules else []
+        # Apart or not is the same: what could come between is a store after this epoch.
+        return ((*wait, Step(Kind.READ_ROWS, tile, source)),)
+
+    # ---- What memory holds
+
+    def done(self, state: State, rank: int, epoch: int, step: Step) -> bool:
+        """Whether `rank` has done the step in that epoch; False if it is not among its steps."""
+        position = self._positions[epoch][rank].get(step)
+        if position is None or state[rank].epoch < epoch:
+            return False
+        task, progress = position
+        return state[rank].epoch > epoch or state[rank].progress[task] >= progress
+
+    def last_epoch_of(
+        self, state: State, rank: int, step_in: Callable[[int], Step], at_least: int
+    ) -> int:
+        """The last epoch in which `rank` has done `step_in(epoch)`; 0 if it is below `at_least`."""
+        for epoch in range(min(state[rank].epoch, self.num_epochs), at_least - 1, -1):
+            if self.done(state, rank, epoch, step_in(epoch)):
+                return epoch
+        return 0
+
+    def arrived(self, state: State, rank: int) -> int:
+        """The word `arrived` of a rank: it is never reset."""
+        return sum(
+            self.done(state, source, epoch, step)
+            for source in self.ranks
+            for epoch in range(1, min(state[source].epoch, self.num_epochs) + 1)
+            for step in self._counts[epoch][source][rank]
+        )
+
+    def expected_arrivals(self, epoch: int, rank: int) -> int:
+        """`arrived` when all of this epoch has arrived."""
+        return sum(
+            len(self._counts[earlier][source][rank])
+            for earlier in range(1, epoch + 1)
+            for source in self.ranks
+        )
+
+
+def apart(steps: list[Step]) -> Script:
+    return tuple((step,) for step in steps)
+
+
+# ---- Invariants: each raises ProtocolError if the step (or the end of an epoch) must not happen now.
+
+
+def slots_are_read_before_they_are_overwritten(
+    model: Model, state: State, rank: int, owner: int
+) -> None:
+    """Slots of calls of different sizes overlap anyhow: all the owner's tiles must be read."""
+    epoch = state[rank].epoch
+    distance = 2 if Rule.TWO_PARITIES in model.rules else 1
+    for earlier in range(epoch - distance, 0, -distance):
+        if not model.sends_partials(earlier):
+            continue
+        for tile in model.owned_tiles(earlier, owner):
+            if not model.done(state, owner, earlier, Step(Kind.READ_SLOTS, tile)):
+                raise ProtocolError(
+                    f"slot overwritten: rank {rank} in epoch {epoch} on rank {owner}, which has not"
+                    f" read tile {tile} of epoch {earlier}"
+                )
+
+
+def slots_are_written_before_they_are_read(
+    model: Model, state: State, rank: int, tile: int
+) -> None:
+    epoch = state[rank].epoch
+    for source in model.ranks:
+        if not model.done(state, source, epoch, Step(Kind.WRITE_SLOT, tile, rank)):
+            raise ProtocolError(
+                f"slot not written: rank {rank} in epoch {epoch} reads tile {tile} of {source}"
+            )
+
+
+def rows_are_written_before_they_are_read(
+    model: Model, state: State, rank: int, tile: int, source: int
+) -> None:
+    epoch = state[rank].epoch
+    if not model.done(state, source, epoch, Step(Kind.STORE, tile, rank)):
+        raise ProtocolError(
+            f"rows not written: rank {rank} in epoch {epoch} reads tile row {tile} of {source}"
+        )
+
+
+def addresses_are_of_this_epoch(model: Model, state: State, rank: int) -> None:
+    epoch = state[rank].epoch
+    publish = Step(Kind.PUBLISH_ADDRESS, peer=rank)
+    for peer in model.ranks:
+        found = model.last_epoch_of(state, peer, lambda _: publish, at_least=1)
+        if found != epoch:
+            raise ProtocolError(
+                f"stale address: rank {rank} in epoch {epoch} takes that of rank {peer} of {found}"
+            )
+
+
+def receiver_is_running(model: Model, state: State, rank: int, peer: int) -> None:
+    """Before its kernel and after it, a rank's buffer may hold anything that others still need."""
+    epoch = state[rank].epoch
+    if state[peer].epoch != epoch or not state[peer].started:
+        raise ProtocolError(
+            f"receiver not running: rank {rank} in epoch {epoch} stores to rank {peer}, which is "
+            f"{'in' if state[peer].started else 'before'} epoch {state[peer].epoch}"
+        )
+
+
+def output_is_complete(model: Model, state: State, rank: int) -> None:
+    """Holds for the gathered x of AllGather too."""
+    epoch = state[rank].epoch
+    num_tiles = model.calls[epoch].num_tiles
+    for source in model.ranks:
+        if rank not in model.receivers(epoch, source):
+            continue
+        sends = model.sends_partials(epoch)
+        for tile in model.owned_tiles(epoch, source) if sends else range(num_tiles):
+            if not model.done(state, source, epoch, Step(Kind.STORE, tile, rank)):
+                raise ProtocolError(
+                    f"output incomplete: rank {rank} ends epoch {epoch} without {tile} of {source}"
+                )
+
+
+# ---- Actions: whether a rank can do the step now.
+
+
+def publish_address(model: Model, state: State, rank: int, step: Step) -> bool:
+    return True
+
+
+def publish_epoch(model: Model, state: State, rank: int, step: Step) -> bool:
+    return True
+
+
+def write_slot(model: Model, state: State, rank: int, step: Step) -> bool:
+    slots_are_read_before_they_are_overwritten(model, state, rank, step.peer)
+    return True
+
+
+def set_flag(model: Model, state: State, rank: int, step: Step) -> bool:
+    return True
+
+
+def wait_ready(model: Model, state: State, rank: int, step: Step) -> bool:
+    epoch = state[rank].epoch
+    publish = Step(Kind.PUBLISH_EPOCH, peer=rank)
+    return all(
+        model.last_epoch_of(state, peer, lambda _: publish, at_least=epoch) for peer in model.ranks
+    )
+
+
+def read_addresses(model: Model, state: State, rank: int, step: Step) -> bool:
+    addresses_are_of_this_epoch(model, state, rank)
+    return True
+
+
+def flag_is_set(model: Model, state: State, rank: int, slot: int, source: int) -> bool:
+    """All ops share the flags, and a flag may be ahead of the epoch that is waited for."""
+    seen = model.last_epoch_of(
+        state,
+        source,
+        lambda epoch: model.flag_step(epoch, rank, slot),
+        at_least=state[rank].epoch,
+    )
+    return seen > 0
+
+
+def wait_flags(model: Model, state: State, rank: int, step: Step) -> bool:
+    slot = step.tile // model.num_ranks
+    return all(flag_is_set(model, state, rank, slot, source) for source in model.ranks)
+
+
+def read_slots(model: Model, state: State, rank: int, step: Step) -> bool:
+    slots_are_written_before_they_are_read(model, state, rank, step.tile)
+    return True
+
+
+def store(model: Model, state: State, rank: int, step: Step) -> bool:
+    receiver_is_running(model, state, rank, step.peer)
+    return True
+
+
+def count(model: Model, state: State, rank: int, step: Step) -> bool:
+    return True
+
+
+def wait_rows(model: Model, state: State, rank: int, step: Step) -> bool:
+    return flag_is_set(model, state, rank, step.tile, step.peer)
+
+
+def read_rows(model: Model, state: State, rank: int, step: Step) -> bool:
+    rows_are_written_before_they_are_read(model, state, rank, step.tile, step.peer)
+    return True
+
+
+ACTIONS: dict[Kind, Callable[[Model, State, int, Step], bool]] = {
+    Kind.PUBLISH_ADDRESS: publish_address,
+    Kind.PUBLISH_EPOCH: publish_epoch,
+    Kind.WRITE_SLOT: write_slot,
+    Kind.SET_FLAG: set_flag,
+    Kind.WAIT_READY: wait_ready,
+    Kind.READ_ADDRESSES: read_addresses,
+    Kind.WAIT_FLAGS: wait_flags,
+    Kind.READ_SLOTS: read_slots,
+    Kind.STORE: store,
+    Kind.COUNT: count,
+    Kind.WAIT_ROWS: wait_rows,
+    Kind.READ_ROWS: read_rows,
+}
+
+
+def before_epoch(model: Model, epoch: int, rank: int) -> RankState:
+    num_tasks = len(model.scripts[epoch][rank]) if epoch <= model.num_epochs else 0
+    return RankState(epoch, started=False, progress=(0,) * num_tasks)
+
+
+def start_kernel(rank_state: RankState) -> RankState:
+    return rank_state._replace(started=True)
+
+
+def end_kernel(model: Model, state: State, rank: int) -> RankState | None:
+    """None if the rank cannot end: it has work left, or its output has not arrived."""
+    epoch, _, progress = state[rank]
+    scripts = model.scripts[epoch][rank]
+    if any(done < len(script) for done, script in zip(progress, scripts, strict=True)):
+        return None
+    if Rule.WAIT_ARRIVED in model.rules:
+        expected = model.expected_arrivals(epoch, rank)
+        if model.arrived(state, rank) < expected:
+            return None
+    output_is_complete(model, state, rank)
+    return before_epoch(model, epoch + 1, rank)
+
+
+# ---- Exploration
+
+
+def next_states_of_rank(model: Model, state: State, rank: int) -> Iterator[RankState]:
+    now = state[rank]
+    if now.epoch > model.num_epochs:
+        return
+    if not now.started:
+        yield start_kernel(now)
+        return
+    for task, script in enumerate(model.scripts[now.epoch][rank]):
+        done = now.progress[task]
+        if done == len(script):
+            continue
+        if all(ACTIONS[step.kind](model, state, rank, step) for step in script[done]):
+            progress = (*now.progress[:task], done + 1, *now.progress[task + 1 :])
+            yield now._replace(progress=progress)
+    ended = end_kernel(model, state, rank)
+    if ended is not None:
+        yield ended
+
+
+def next_states(model: Model, state: State) -> Iterator[State]:
+    for rank in model.ranks:
+        for rank_state in next_states_of_rank(model, state, rank):
+            yield (*state[:rank], rank_state, *state[rank + 1 :])
+
+
+def describe(model: Model, before: State, after: State) -> str:
+    rank = next(rank for rank in model.ranks if before[rank] != after[rank])
+    epoch, started, progress = before[rank]
+    where = f"rank {rank} epoch {epoch}"
+    if not started:
+        return f"{where}: start"
+    if after[rank].epoch != epoch:
+        return f"{where}: end"
+    task = next(i for i, done in enumerate(progress) if done != after[rank].progress[i])
+    steps = model.scripts[epoch][rank][task][progress[task]]
+    return f"{where}: " + ", ".join(f"{s.kind.name} tile {s.tile} peer {s.peer}" for s in steps)
+
+
+def explore(model: Model) -> int:
+    """Visits every reachable state and returns their number.
+
+    Raises ProtocolError with a shortest sequence of steps that leads to it.
+    """
+    start = tuple(before_epoch(model, 1, rank) for rank in model.ranks)
+    reached_from: dict[State, State | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        try:
+            stuck = True
+            for successor in next_states(model, state):
+                stuck = False
+                if successor not in reached_from:
+                    reached_from[successor] = state
+                    queue.append(successor)
+            if stuck and any(rank_state.epoch <= model.num_epochs for rank_state in state):
+                raise ProtocolError("deadlock")
+        except ProtocolError as violation:
+            steps = []
+            while (previous := reached_from[state]) is not None:
+                steps.append(describe(model, previous, state))
+                state = previous
+            raise ProtocolError("\n  ".join([str(violation), *reversed(steps)])) from None
+    return len(reached_from)
