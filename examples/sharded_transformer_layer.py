@@ -1,10 +1,17 @@
-"""A decoder layer whose output and down projections are fused with their AllReduce.
+"""A tensor-parallel decoder layer whose matmuls are fused with their collectives, in two forms.
 
 The layer (RMSNorm, RoPE, grouped-query attention, SwiGLU) is sharded over the axis `tp`: heads
-and hidden units are split, so the projections into them need no communication, and the two
-projections back to the model's width end in an AllReduce. The example compares the sharded layer
-with the unsharded one, trains it for a few steps, and on GPUs times it against `lax.psum`.
-Without GPUs it runs on 4 virtual CPU devices.
+and hidden units are split between the ranks.
+
+  allreduce  activations are the same on all ranks: the projections into heads and hidden units
+             need no communication, the two projections back end in an AllReduce.
+  sequence   activations are split along the sequence: projections into heads and hidden units
+             gather them, the two projections back end in a ReduceScatter. The norms and the
+             residual then work on a part of the sequence, and need a part of the memory.
+
+The example compares both with the unsharded layer, trains all three from the same start to the
+same losses, and on GPUs times both against plain lax, forward and backward. Without GPUs it runs
+on 4 virtual CPU devices.
 """
 
 import argparse
@@ -13,7 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Only CPU devices heed this flag, so GPU machines may have it too; of two such flags the last wins.
 os.environ["XLA_FLAGS"] = (
@@ -30,8 +37,51 @@ import entwine_jax
 
 Params = dict[str, jax.Array]
 
-# A projection from sharded features back to all features: (x, w) -> sum over ranks of x @ w.
-Project = Callable[[jax.Array, jax.Array], jax.Array]
+
+class Form(NamedTuple):
+    """How the layer communicates.
+
+    Attributes:
+        name: of the form.
+        activations: how the input and the result of the layer are sharded.
+        project_in: (x, ws) -> x @ w for every w: into the heads or hidden units of this rank.
+        project_out: (x, w) -> sum over ranks of x @ w: back to all features.
+    """
+
+    name: str
+    activations: P
+    project_in: Callable[[jax.Array, tuple[jax.Array, ...]], tuple[jax.Array, ...]]
+    project_out: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def products(x: jax.Array, ws: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Local products of x with several weights."""
+    return tuple(x @ w for w in ws)
+
+
+UNSHARDED = Form("unsharded", P(), products, jnp.matmul)
+
+ALLREDUCE = Form(
+    "allreduce",
+    P(),
+    lambda x, ws: entwine_jax.column_parallel_matmul(x, ws, "tp"),
+    lambda x, w: entwine_jax.matmul_allreduce(x, w, "tp"),
+)
+ALLREDUCE_LAX = Form("allreduce in lax", P(), products, lambda x, w: lax.psum(x @ w, "tp"))
+
+# Activations are [batch, sequence, width].
+SEQUENCE = Form(
+    "sequence",
+    P(None, "tp"),
+    lambda x, ws: entwine_jax.allgather_matmul(x, ws, "tp", gather_dimension=1),
+    lambda x, w: entwine_jax.matmul_reducescatter(x, w, "tp", scatter_dimension=1),
+)
+SEQUENCE_LAX = Form(
+    "sequence in lax",
+    P(None, "tp"),
+    lambda x, ws: products(lax.all_gather(x, "tp", axis=1, tiled=True), ws),
+    lambda x, w: lax.psum_scatter(x @ w, "tp", scatter_dimension=1, tiled=True),
+)
 
 # Columns are split where a projection leads into heads or hidden units, rows where out of them.
 SPECS = {
@@ -48,6 +98,9 @@ SPECS = {
 
 # Largest difference between sharded and unsharded layer, relative to the largest output.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}
+
+# Largest difference between their losses, relative to the loss: rounding, grown over the steps.
+LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
 class Config(NamedTuple):
@@ -85,36 +138,26 @@ def rotate(x: jax.Array) -> jax.Array:
     return rotated.astype(x.dtype)
 
 
-def attention(params: Params, x: jax.Array, config: Config, project: Project) -> jax.Array:
+def attention(params: Params, x: jax.Array, config: Config, form: Form) -> jax.Array:
     """Causal grouped-query attention over the heads that this rank holds."""
+    weights = params["w_query"], params["w_key"], params["w_value"]
+    query, key, value = (
+        y.reshape(*y.shape[:2], -1, config.head_size) for y in form.project_in(x, weights)
+    )
+    mixed = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+    return form.project_out(mixed.reshape(*mixed.shape[:2], -1), params["w_output"])
 
-    def heads(name: str) -> jax.Array:
-        return (x @ params[name]).reshape(*x.shape[:2], -1, config.head_size)
 
-    query, key, value = rotate(heads("w_query")), rotate(heads("w_key")), heads("w_value")
-    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    return project(mixed.reshape(*x.shape[:2], -1), params["w_output"])
-
-
-def mlp(params: Params, x: jax.Array, project: Project) -> jax.Array:
+def mlp(params: Params, x: jax.Array, form: Form) -> jax.Array:
     """SwiGLU over the hidden units that this rank holds."""
-    return project(jax.nn.silu(x @ params["w_gate"]) * (x @ params["w_up"]), params["w_down"])
+    gate, up = form.project_in(x, (params["w_gate"], params["w_up"]))
+    return form.project_out(jax.nn.silu(gate) * up, params["w_down"])
 
 
-def layer(params: Params, x: jax.Array, *, config: Config, project: Project) -> jax.Array:
-    """The decoder layer: x [batch, sequence, width], the same on every rank, as is the result."""
-    x = x + attention(params, rms_norm(x, params["attention_norm"]), config, project)
-    return x + mlp(params, rms_norm(x, params["mlp_norm"]), project)
-
-
-def project_fused(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Matmul and AllReduce in one kernel a GPU."""
-    return entwine_jax.matmul_allreduce(x, w, "tp")
-
-
-def project_psum(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Matmul, then AllReduce."""
-    return lax.psum(x @ w, "tp")
+def layer(params: Params, x: jax.Array, *, config: Config, form: Form) -> jax.Array:
+    """The decoder layer: x [batch, sequence, width], sharded as the form says, as is the result."""
+    x = x + attention(params, rms_norm(x, params["attention_norm"]), config, form)
+    return x + mlp(params, rms_norm(x, params["mlp_norm"]), form)
 
 
 def make_params(config: Config, key: jax.Array) -> Params:
@@ -151,32 +194,35 @@ def cast(params: Params, dtype: str) -> Params:
     return {name: v if v.ndim == 1 else v.astype(dtype) for name, v in params.items()}
 
 
-def sharded_layer(mesh: Mesh, config: Config, project: Project):
+def run_layer(mesh: Mesh, config: Config, form: Form):
     """The layer over all ranks of a mesh: (params, x) -> result."""
-    function = partial(layer, config=config, project=project)
-    return jax.shard_map(function, mesh=mesh, in_specs=(SPECS, P()), out_specs=P())
+    function = partial(layer, config=config, form=form)
+    if form is UNSHARDED:
+        return function
+    specs = (SPECS, form.activations)
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=form.activations)
 
 
 def compare(mesh: Mesh, config: Config, params: Params, x: jax.Array) -> None:
-    """Asserts that the sharded layer gives what the unsharded one gives."""
-    unsharded = jax.jit(partial(layer, config=config, project=jnp.matmul))
-    sharded = jax.jit(sharded_layer(mesh, config, project_fused))
+    """Asserts that the sharded layers give what the unsharded one gives."""
     computed = cast(params, config.dtype)
-    expected = unsharded(computed, x).astype(jnp.float32)
-    found = jax.device_get(sharded(shard(computed, mesh), x)).astype(jnp.float32)
-    difference = float(jnp.abs(found - expected).max() / jnp.abs(expected).max())
-    print(f"largest difference from the unsharded layer: {difference:.1e} of the largest output")
-    assert difference < TOLERANCE[config.dtype], difference
+    expected = jax.jit(run_layer(mesh, config, UNSHARDED))(computed, x).astype(jnp.float32)
+    for form in (ALLREDUCE, SEQUENCE):
+        sharded = jax.jit(run_layer(mesh, config, form))
+        found = jax.device_get(sharded(shard(computed, mesh), x)).astype(jnp.float32)
+        difference = float(jnp.abs(found - expected).max() / jnp.abs(expected).max())
+        print(f"{form.name}: differs from the unsharded layer by {difference:.1e} of the largest")
+        assert difference < TOLERANCE[config.dtype], difference
 
 
 def train(
-    mesh: Mesh, config: Config, params: Params, x: jax.Array, target: jax.Array, num_steps: int
-) -> None:
-    """Fits the layer to a target for a few steps; asserts that every step lowers the loss."""
-    run_layer = sharded_layer(mesh, config, project_fused)
+    mesh: Mesh, config: Config, form: Form, params: Params, x: jax.Array, target: jax.Array
+) -> Callable[[int], list[float]]:
+    """Fits the layer to a target: (number of steps) -> the loss before every step."""
+    forward = run_layer(mesh, config, form)
 
     def loss_of(params: Params) -> jax.Array:
-        error = run_layer(cast(params, config.dtype), x).astype(jnp.float32) - target
+        error = forward(cast(params, config.dtype), x).astype(jnp.float32) - target
         return jnp.mean(error * error)
 
     @jax.jit
@@ -189,33 +235,64 @@ def train(
 
         return loss, jax.tree.map(update, params, gradients)
 
-    losses = []
-    params = shard(params, mesh)
-    for _ in range(num_steps):
-        loss, params = step(params)
-        losses.append(float(loss))
-    print("loss:", " ".join(f"{loss:.4f}" for loss in losses))
-    assert all(after < before for before, after in pairwise(losses)), losses
+    def run(num_steps: int) -> list[float]:
+        losses, current = [], params if form is UNSHARDED else shard(params, mesh)
+        for _ in range(num_steps):
+            loss, current = step(current)
+            losses.append(float(loss))
+        return losses
+
+    return run
+
+
+def train_all(
+    mesh: Mesh, config: Config, params: Params, x: jax.Array, target: jax.Array, num_steps: int
+) -> None:
+    """Trains every form; asserts that the loss falls, to the loss of the unsharded layer."""
+    losses = {
+        form.name: train(mesh, config, form, params, x, target)(num_steps)
+        for form in (UNSHARDED, ALLREDUCE, SEQUENCE)
+    }
+    expected = losses[UNSHARDED.name]
+    for name, found in losses.items():
+        print(f"{name} loss:", " ".join(f"{loss:.4f}" for loss in found))
+        assert all(after < before for before, after in pairwise(found[:6])), found
+        assert found[-1] < found[0] or num_steps == 1
+        for ours, theirs in zip(found, expected, strict=True):
+            assert abs(ours - theirs) <= LOSS_TOLERANCE[config.dtype] * theirs, (name, ours, theirs)
 
 
 def time_layer_us(
-    mesh: Mesh, config: Config, params: Params, x: jax.Array, project: Project
+    mesh: Mesh, config: Config, params: Params, x: jax.Array, form: Form, backward: bool
 ) -> float:
-    """Time of one forward pass in us; many layers run in one dispatch, one after the other."""
-    num_layers, num_rounds = 32, 7
-    run_layer = partial(layer, config=config, project=project)
+    """Time of the layer in us; many calls run in one dispatch, one after the other."""
+    num_calls, num_rounds = 32, 7
+    forward = run_layer(mesh, config, form)
 
-    def run_layers(params: Params, x: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, num_layers, lambda _, x: run_layer(params, x), x)
+    def one(params: Params, x: jax.Array) -> Any:
+        if not backward:
+            return forward(params, x)
+        y, pull_back = jax.vjp(forward, params, x)
+        return pull_back(y)
 
-    program = jax.jit(jax.shard_map(run_layers, mesh=mesh, in_specs=(SPECS, P()), out_specs=P()))
-    computed = shard(cast(params, config.dtype), mesh)
-    jax.block_until_ready(program(computed, x))
+    @jax.jit
+    def program(params: Params, x: jax.Array) -> Any:
+        def again(_: int, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            # The barrier ties every call to the one before, so that none is left out.
+            return lax.optimization_barrier((carry[0], one(params, carry[0])))
+
+        return lax.fori_loop(1, num_calls, again, (x, one(params, x)))
+
+    operands = (
+        shard(cast(params, config.dtype), mesh),
+        jax.device_put(x, NamedSharding(mesh, form.activations)),
+    )
+    jax.block_until_ready(program(*operands))
     times = []
     for _ in range(num_rounds):
         start = time.perf_counter()
-        jax.block_until_ready(program(computed, x))
-        times.append((time.perf_counter() - start) * 1e6 / num_layers)
+        jax.block_until_ready(program(*operands))
+        times.append((time.perf_counter() - start) * 1e6 / num_calls)
     return sorted(times)[num_rounds // 2]
 
 
@@ -239,13 +316,15 @@ def main() -> None:
     x = jax.random.normal(x_key, (config.batch, config.sequence, config.width), config.dtype)
     compare(mesh, config, params, x)
 
-    teacher = sharded_layer(mesh, config, project_psum)
-    teacher_params = shard(cast(make_params(config, teacher_key), config.dtype), mesh)
-    train(mesh, config, params, x, jax.jit(teacher)(teacher_params, x), num_steps)
+    teacher_params = cast(make_params(config, teacher_key), config.dtype)
+    target = jax.jit(run_layer(mesh, config, UNSHARDED))(teacher_params, x)
+    train_all(mesh, config, params, x, target, num_steps)
     if on_gpu:
-        for name, project in (("psum", project_psum), ("fused", project_fused)):
-            time_us = time_layer_us(mesh, config, params, x, project)
-            print(f"forward pass of the layer with {name}: {time_us:.0f} us")
+        for form in (ALLREDUCE_LAX, ALLREDUCE, SEQUENCE_LAX, SEQUENCE):
+            forward_us, both_us = (
+                time_layer_us(mesh, config, params, x, form, backward) for backward in (False, True)
+            )
+            print(f"{form.name}: forward {forward_us:.0f} us, with backward {both_us:.0f} us")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,12 @@ def test_quick_start():
 
 
 def test_sharded_transformer_layer():
-    output = run_example("sharded_transformer_layer.py", "--steps", "3")
+    output = run_example("sharded_transformer_layer.py", "--steps", "50")
     assert "4 x cpu" in output
-    losses = output.split("loss: ")[1].splitlines()[0].split()
-    assert len(losses) == 3
+    for form in ("unsharded", "allreduce", "sequence"):
+        losses = [float(v) for v in output.split(f"{form} loss: ")[1].splitlines()[0].split()]
+        assert len(losses) == 50
+        assert losses[-1] < losses[0] / 4
 
 
 def test_benchmark_vs_psum():

@@ -1,5 +1,6 @@
 """matmul_reducescatter: `psum_scatter(x @ w)` over mesh axes, in one kernel per GPU."""
 
+import functools
 import math
 
 import jax
@@ -122,7 +123,7 @@ def _jvp_of_tangent(primals, tangents, **params):
         _tangent(x_dot, w_dot, *tangents[:2], **params),
     ]
     y_dot = matmul_reducescatter_tangent_p.bind(*primals, **params)
-    return y_dot, sum(term for term in terms if term is not None)
+    return y_dot, functools.reduce(ad.add_jaxvals, [term for term in terms if term is not None])
 
 
 def _transpose_tangent(ct, x, w, x_dot, w_dot, *, w_transposed, **params):
@@ -145,9 +146,8 @@ def _batch_tangent(axis_data, operands, dims, **params):
 
 
 def _tangent_in_lax(x, w, x_dot, w_dot, **params):
-    return matmul_reducescatter_p.bind(x_dot, w, **params) + matmul_reducescatter_p.bind(
-        x, w_dot, **params
-    )
+    terms = (matmul_reducescatter_p.bind(*pair, **params) for pair in ((x_dot, w), (x, w_dot)))
+    return functools.reduce(ad.add_jaxvals, terms)
 
 
 matmul_reducescatter_tangent_p = primitive.make(

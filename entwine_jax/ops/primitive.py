@@ -1,4 +1,4 @@
-"""What the primitives of the ops share: binding, varying axes, local products and batching.
+"""The primitives of the ops and what they share: binding, varying axes, parts of derivatives.
 
 Every primitive takes x with its leading dimensions folded into rows, and one or several weights.
 Parameters of every primitive:
@@ -22,8 +22,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, xla
 
+from entwine_jax.ops import fold
+
 Axes = tuple[str, ...]
-Dims = Sequence[int | None]
 
 
 def can_bind(axes: Axes, *operands: jax.Array) -> bool:
@@ -101,85 +102,6 @@ def zeros_like(results: Sequence[jax.Array]) -> list[Any]:
     return [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
 
 
-def _batch(
-    primitive: Primitive,
-    bind: Callable[..., Any],
-    axis_data: Any,
-    operands: Sequence[jax.Array],
-    dims: Dims,
-    *,
-    tracks_varying: bool,
-    **params: Any,
-) -> tuple[Any, Any]:
-    """One call over folded operands where x or weights are batched, a loop of calls for both."""
-    del axis_data, tracks_varying  # bind finds it anew: batching can add varying axes
-
-    def call(*operands: jax.Array, num_rows: int = 1) -> list[jax.Array]:
-        # A batch of x is one more leading dimension of its rows.
-        changed = {"num_batches": params["num_batches"] * num_rows} if _has_blocks(params) else {}
-        results = bind(primitive, *operands, **params | changed)
-        return results if primitive.multiple_results else [results]
-
-    x_is_batched, w_is_batched = dims[0] is not None, any(dim is not None for dim in dims[1:])
-    if x_is_batched and w_is_batched:
-        results, result_dims = _loop(call, operands, dims)
-    elif x_is_batched:
-        results, result_dims = _fold_rows(call, operands, dims)
-    elif w_is_batched:
-        results, result_dims = _fold_columns(call, operands, dims, params["w_transposed"])
-    else:
-        results, result_dims = call(*operands), [None] * len(operands)
-    if primitive.multiple_results:
-        return results, result_dims[: len(results)]
-    return results[0], result_dims[0]
-
-
-def _has_blocks(params: dict[str, Any]) -> bool:
-    return "num_batches" in params
-
-
-def _loop(call, operands, dims):
-    stacked = [
-        jnp.moveaxis(v, dim, 0) for v, dim in zip(operands, dims, strict=True) if dim is not None
-    ]
-
-    def one(parts):
-        parts = iter(parts)
-        return call(*(v if d is None else next(parts) for v, d in zip(operands, dims, strict=True)))
-
-    results = lax.map(one, stacked)
-    return results, [0] * len(results)
-
-
-def _fold_rows(call, operands, dims):
-    x = jnp.moveaxis(operands[0], dims[0], 0)
-    batch, m, k = x.shape
-    results = call(x.reshape(batch * m, k), *operands[1:], num_rows=batch)
-    results = [y.reshape(batch, y.shape[0] // batch, y.shape[1]) for y in results]
-    return results, [0] * len(results)
-
-
-def _fold_columns(call, operands, dims, w_transposed):
-    """Weights [batch, k, n] become [k, batch * n], transposed ones [batch * n, k]."""
-    x, *ws = operands
-    batches, folded = [], []
-    for w, dim in zip(ws, dims[1:], strict=True):
-        batches.append(None if dim is None else w.shape[dim])
-        if dim is not None:
-            w = jnp.moveaxis(w, dim, 0 if w_transposed else 1)
-            a, b, c = w.shape
-            w = w.reshape((a * b, c) if w_transposed else (a, b * c))
-        folded.append(w)
-    results = call(x, *folded)
-    # What follows the products does not depend on weights.
-    batches += [None] * (len(results) - len(ws))
-    split = [
-        y if batch is None else y.reshape(y.shape[0], batch, y.shape[1] // batch)
-        for y, batch in zip(results, batches, strict=True)
-    ]
-    return split, [None if batch is None else 1 for batch in batches]
-
-
 def make(
     name: str,
     *,
@@ -194,7 +116,7 @@ def make(
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    rule = batch or functools.partial(_batch, primitive, bind)
+    rule = batch or functools.partial(fold.batch, primitive, bind)
     batching.fancy_primitive_batchers[primitive] = rule
     return primitive
 

@@ -18,6 +18,15 @@ PLACEMENTS = ((0, 1), (0, 2), (2, 0), (4, 0), (8, 0), (16, 0), (0, 0))
 # Slots are double-buffered by the parity of the epoch.
 NUM_PARITIES = 2
 
+# Flags of a workspace: one for each of the smallest tiles (128x128, 16-bit) that one parity of its
+# slots holds, but at least so many. ffi/peer/rank_memory.cc has the same numbers.
+SMALLEST_TILE_BYTES = 128 * 128 * 2
+FEWEST_FLAGS = 16384
+
+# The all-gather sends rows in pieces of one tile row and so many columns; see
+# ffi/kernels/tile_order.cuh.
+GATHER_COLUMNS = 2048
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -95,7 +104,7 @@ def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rej
 
     Rows per launch that the schedule already names are checked, not changed.
     """
-    reason = why_not_fusible(problem) or _why_unfit(problem, schedule)
+    reason = why_not_fusible(problem) or _why_unfit(problem, schedule, slot_bytes)
     if reason is not None:
         return Rejection(schedule, reason)
     if schedule.rows_per_launch:
@@ -111,8 +120,23 @@ def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rej
     return replace(schedule, rows_per_launch=rows)
 
 
-def _why_unfit(problem: Problem, schedule: Schedule) -> str | None:
-    """Which rule of the op the schedule breaks, whatever the sizes."""
+def num_flags(slot_bytes: int) -> int:
+    """Tiles of one source, or pieces of gathered rows, that a workspace has flags for."""
+    return max(slot_bytes // NUM_PARITIES // SMALLEST_TILE_BYTES, FEWEST_FLAGS)
+
+
+def _num_pieces(problem: Problem, schedule: Schedule) -> int:
+    """Pieces in which the all-gather sends the rows of one rank."""
+    tile_rows = problem.num_batches * ceil_div(problem.block_rows, schedule.tile_m)
+    return tile_rows * ceil_div(problem.k_local, GATHER_COLUMNS)
+
+
+def _why_unfit(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | None:
+    """Which rule of the op or of the workspace the schedule breaks."""
+    if slot_bytes == 0:
+        return "the workspace is used up by other device groups"
+    if problem.op == ALLGATHER and _num_pieces(problem, schedule) > num_flags(slot_bytes):
+        return f"the workspace has flags for {num_flags(slot_bytes)} pieces of rows only"
     if schedule.num_comm_ctas >= problem.hardware.num_sms:
         return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
     if problem.op == ALLGATHER and schedule.num_spare_warps == 0:

@@ -120,16 +120,20 @@ def allgather_place(
     """The tile that `rank` visits at position `tile_idx`.
 
     The rows of its own shard come first, as they need not be waited for. Then the other ranks take
-    turns, row of tiles by row of tiles: that is how they arrive, over all links at once.
+    turns, row of tiles by row of tiles: that is how they arrive, over all links at once. Each of
+    the two parts has its own raster.
     """
-    rows_per_source = num_batches * _tiles_per_block(block_rows, tile_m)
-    position, tile_n_idx = tile_coordinates(
-        tile_idx, num_ranks * rows_per_source, num_tiles_n, raster
-    )
-    if position < rows_per_source:
-        source, tile_row = rank, position
+    own_rows = num_batches * _tiles_per_block(block_rows, tile_m)
+    own_tiles = own_rows * num_tiles_n
+    if tile_idx < own_tiles:
+        tile_row, tile_n_idx = tile_coordinates(tile_idx, own_rows, num_tiles_n, raster)
+        source = rank
     else:
-        tile_row, turn = divmod(position - rows_per_source, num_ranks - 1)
+        other_rows = (num_ranks - 1) * own_rows
+        position, tile_n_idx = tile_coordinates(
+            tile_idx - own_tiles, other_rows, num_tiles_n, raster
+        )
+        tile_row, turn = divmod(position, num_ranks - 1)
         source = (rank + 1 + turn) % num_ranks
     batch, row, rows = _rows_of(tile_row, block_rows, tile_m)
     y_row = (batch * num_ranks + source) * block_rows + row

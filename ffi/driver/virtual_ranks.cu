@@ -559,6 +559,11 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
     throw InvalidCall("num_ranks=" + std::to_string(request.num_ranks) +
                       ": must be in 1..8, on at least one device");
   }
+  for (const VirtualProblem& problem : request.problems) {
+    if (problem.num_batches < 1 || problem.schedule.tile_m < 1 || problem.schedule.tile_n < 1) {
+      throw InvalidCall("problems: num_batches, tile_m and tile_n must be positive");
+    }
+  }
   if (request.problems.empty()) throw InvalidCall("problems: there must be at least one");
   if (request.dtype == Dtype::kFloat16) return VirtualRanks<__half>(request).run();
   return VirtualRanks<__nv_bfloat16>(request).run();

@@ -91,7 +91,9 @@ ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives
       throw InvalidCall("group_size=" + std::to_string(group_size) + ": XLA's communicator has " +
                         std::to_string(exchange.num_ranks()) + " ranks");
     }
-    if (attributes.slot_bytes < 1) throw InvalidCall("slot_bytes: must be positive");
+    if (attributes.slot_bytes < 1 || attributes.slot_bytes % 256 != 0) {
+      throw InvalidCall("slot_bytes: must be a positive multiple of 256");
+    }
     make_workspace(communicator, attributes.slot_bytes, exchange);
   });
 }
@@ -109,6 +111,9 @@ ffi::Error execute(cudaStream_t stream, int32_t device, Extension collectives,
         ReplicaGroups(attributes.replica_groups, attributes.group_size).communicator(collectives);
     const Workspace* workspace = find_workspace(communicator);
     if (workspace == nullptr) throw std::runtime_error("Initialize made no workspace");
+    if (workspace->window.num_ranks != attributes.group_size) {
+      throw InvalidCall("group_size: must be the number of ranks of the communicator");
+    }
     PeerWindow window = workspace->window;
     window.deadline_ns = deadline_ns();
     launch_call(call, attributes.schedule, window, workspace->num_sms, stream);

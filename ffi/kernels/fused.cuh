@@ -53,8 +53,9 @@ __device__ __forceinline__ void communicate(const FusedParams<Config>& params,
   }
 }
 
-// Tells every rank how much this CTA has stored there. The last CTA of the rank waits until the rank's
-// own output is complete, and prepares the counters for the next launch.
+// AllReduce: tells every rank how much this CTA has stored there. The last CTA of the rank waits until
+// the rank's own output is complete, and prepares the counters for the next launch. (ReduceScatter and
+// AllGather: when all CTAs are done, so is the output.)
 //
 // Why nothing is overwritten before it was read, whatever the ops and sizes of consecutive calls:
 //   A rank ends epoch e only when it has received something that every rank sends in e (AllReduce: tiles
@@ -74,25 +75,22 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   ControlBlock* control = window.control[window.rank];
   __syncthreads();
   if (threadIdx.x != 0) return;
+  const bool counts = params.op == Op::kAllReduce;
   // Cumulative over the barrier above: the stores of all warps of this CTA come before the counts.
   ptx::fence_system();
-  if (shared.num_units_stored != 0) {
+  if (counts && shared.num_units_stored != 0) {
     for (int peer = 0; peer < window.num_ranks; peer++) {
-      if (params.op == Op::kAllReduce || peer == window.rank) {
-        ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
-      }
+      ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
     }
   }
   if (atomicAdd(&control->exited, 1u) + 1 < gridDim.x) return;
   ptx::fence_system();  // all other CTAs are done with the counters
-  int num_tiles =
-      0;  // that are stored to this rank by others; AllGather's tiles have waited already
-  if (params.op == Op::kAllReduce) num_tiles = params.num_tiles;
-  if (params.op == Op::kReduceScatter) num_tiles = params.num_tiles / window.num_ranks;
-  const uint64_t expected =
-      control->arrived_base + static_cast<uint64_t>(num_tiles) * Config::kUnitsPerTile;
-  wait_arrived(window, expected);
-  control->arrived_base = expected;
+  if (counts) {
+    const uint64_t expected =
+        control->arrived_base + static_cast<uint64_t>(params.num_tiles) * Config::kUnitsPerTile;
+    wait_arrived(window, expected);
+    control->arrived_base = expected;
+  }
   control->next_tile = control->next_unit = control->next_cta = control->exited = 0;
   control->epoch = shared.epoch;
 }

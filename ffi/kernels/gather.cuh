@@ -76,7 +76,7 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
   constexpr int kUnitsPerPiece = Config::kTileM / kRowsPerUnit;
   const int num_units = num_rows * num_parts * kUnitsPerPiece;
   // A band of the raster holds so many tile rows of each of the other ranks.
-  const int rows_of_band = ceil_div(params.raster, window.num_ranks - 1);
+  const int rows_of_band = min(ceil_div(params.raster, window.num_ranks - 1), num_rows);
   const size_t row_bytes = static_cast<size_t>(params.k) * kElementBytes;
   const void* peer_output = nullptr;
   for (;;) {
@@ -119,6 +119,7 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
       }
     }
     complete = __shfl_sync(~0u, complete, 0);
+    __syncwarp();  // orders lane 0's fence before the other lanes' releases
     if (complete && lane < window.num_ranks && lane != window.rank) {
       ptx::store_release_system(window.control[lane]->rows_ready(slot, window.rank), shared.epoch);
     }

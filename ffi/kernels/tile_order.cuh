@@ -3,8 +3,8 @@
 // entwine_jax/schedule/tile_order.py is the same in Python, and a test holds the two together.
 //
 // Every rank visits tiles of the same owners at the same time, and any `num_ranks` tiles that follow
-// each other have different owners (AllReduce, ReduceScatter) or come from different sources
-// (AllGather), so that every link carries the same load at any time.
+// each other have different owners (AllReduce, ReduceScatter); the tile rows of the other ranks take
+// turns (AllGather). So every link carries the same load at any time.
 #pragma once
 
 #ifdef __CUDACC__
@@ -36,8 +36,8 @@ struct TilePlace {
   int rows;        // valid rows, at most tile_m
   int x_row;       // first row of the left operand: in x, or in the gathered x
   int output_row;  // first row of the result
-  int owner;       // AllReduce, ReduceScatter: the rank that sums the tile; AllGather: this rank
-  int slot;        // position among the owner's tiles
+  int owner;       // AllReduce, ReduceScatter: the rank that sums the tile
+  int slot;        // AllReduce, ReduceScatter: position among the owner's tiles
   int source;      // AllGather: the rank whose rows these are
   int tile_row;    // AllGather: position among the tile rows of a source
   int shard_row;   // AllGather: first row in the source's x
@@ -126,22 +126,27 @@ ENTWINE_HOST_DEVICE TilePlace reducescatter_place(int tile_idx, int num_tiles_n,
 }
 
 // First this rank's own rows, which need not be waited for; then a tile row of every other rank in
-// turn, in the order in which they are sent.
+// turn, in the order in which they are sent. Each of the two parts has its own raster.
 ENTWINE_HOST_DEVICE TilePlace allgather_place(int tile_idx, int num_tiles_n, int raster,
                                               int num_ranks, int rank, const RowBlocks& blocks,
                                               int tile_m) {
-  const int own_rows = num_tile_rows(blocks, tile_m);
-  const auto at = tile_coordinates(tile_idx, num_ranks * own_rows, num_tiles_n, raster);
-  int source = rank, tile_row = at.tile_m_idx;
-  if (at.tile_m_idx >= own_rows) {
-    const int turn = at.tile_m_idx - own_rows;
-    tile_row = turn / (num_ranks - 1);
-    source = (rank + 1 + turn % (num_ranks - 1)) % num_ranks;
+  const int own_rows = num_tile_rows(blocks, tile_m), own_tiles = own_rows * num_tiles_n;
+  int source, tile_row;
+  TileCoordinates at;
+  if (tile_idx < own_tiles) {
+    at = tile_coordinates(tile_idx, own_rows, num_tiles_n, raster);
+    source = rank;
+    tile_row = at.tile_m_idx;
+  } else {
+    const int num_others = num_ranks - 1;
+    at = tile_coordinates(tile_idx - own_tiles, num_others * own_rows, num_tiles_n, raster);
+    source = (rank + 1 + at.tile_m_idx % num_others) % num_ranks;
+    tile_row = at.tile_m_idx / num_others;
   }
   const auto [batch, row, valid_rows] = row_in_block(tile_row, blocks, tile_m);
   const int gathered_row = (batch * num_ranks + source) * blocks.block_rows + row;
   return {at.tile_n_idx, valid_rows, gathered_row,
-          gathered_row,  rank,       tile_idx,
+          gathered_row,  0,          0,
           source,        tile_row,   batch * blocks.block_rows + row};
 }
 

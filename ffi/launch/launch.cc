@@ -49,6 +49,7 @@ void check_sizes(const Call& call, const PeerWindow& window) {
           "AllReduce has one batch of rows");
   require(call.op != Op::kAllGather || window.num_ranks >= 2, "num_ranks", window.num_ranks,
           "AllGather needs two ranks");
+  require(call.op != Op::kAllGather || call.gathered != nullptr, "gathered", 0, "is missing");
   for (const void* pointer : {call.x, call.w, const_cast<const void*>(call.output),
                               const_cast<const void*>(call.gathered)}) {
     const auto address = reinterpret_cast<uintptr_t>(pointer);

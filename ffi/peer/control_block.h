@@ -2,10 +2,10 @@
 //
 // word        | the fact it states                                          | set by    | awaited by
 // ------------|-------------------------------------------------------------|-----------|-----------
-// ready       | the peer's kernel of this epoch has started; its output is  | the peer  | the sender
-//             | at this address                                             |           |
+// ready       | the peer's kernel of this epoch has started; its output (or | the peer  | the sender
+//             | its gathered x) is at this address                          |           |
 // tile_ready  | the source's partial of this tile lies in its slot          | the source| the owner
-// rows_ready  | the source's tile row lies in the gathered x                | the source| the loader
+// rows_ready  | this piece of the source's rows lies in the gathered x      | the source| the loader
 // arrived     | so many units have been stored to this rank's output        | owners    | the rank
 // next_*, exited, epoch, arrived_base, units_sent: counters of this rank alone
 //
@@ -41,16 +41,16 @@ struct ControlBlock {
   alignas(128) uint64_t arrived;
 
   // Behind the block in memory lie max_slots rows of flags, by slot and source: the epoch in which
-  // that partial (or, with AllGather, that tile row) has arrived.
+  // that partial (or, with AllGather, that piece of rows) has arrived.
   ENTWINE_HOST_DEVICE uint64_t* tile_ready(int slot, int source) {
     return reinterpret_cast<uint64_t*>(this + 1) + slot * kMaxRanks + source;
   }
-  ENTWINE_HOST_DEVICE uint64_t* rows_ready(int tile_row, int source) {
-    return tile_ready(tile_row, source);
+  ENTWINE_HOST_DEVICE uint64_t* rows_ready(int piece, int source) {
+    return tile_ready(piece, source);
   }
-  // Then, by tile row of this rank: units of it that have been sent; 0 between launches.
-  ENTWINE_HOST_DEVICE uint32_t* units_sent(int tile_row, int max_slots) {
-    return reinterpret_cast<uint32_t*>(tile_ready(max_slots, 0)) + tile_row;
+  // Then, by piece of this rank's rows: units of it that have been sent; 0 between launches.
+  ENTWINE_HOST_DEVICE uint32_t* units_sent(int piece, int max_slots) {
+    return reinterpret_cast<uint32_t*>(tile_ready(max_slots, 0)) + piece;
   }
 
   static size_t bytes_behind(int max_slots) {

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "launch/launch.h"
 
 namespace entwine {
@@ -13,6 +15,9 @@ void** address_of(T*& pointer) {
 
 // The smallest tile of any instance (128x128, 16-bit): bounds how many tiles the slots can hold.
 constexpr size_t kSmallestTileBytes = 128 * 128 * 2;
+// AllGather needs flags for its pieces of rows, but no slots. entwine_jax/schedule/candidates.py has
+// the same numbers.
+constexpr size_t kFewestSlots = 16384;
 constexpr int kPoison = 0xff;
 }  // namespace
 
@@ -57,7 +62,9 @@ void RankMemory::release() {
   cudaGetLastError();
 }
 
-int RankMemory::max_slots() const { return static_cast<int>(slot_bytes_ / 2 / kSmallestTileBytes); }
+int RankMemory::max_slots() const {
+  return static_cast<int>(std::max(slot_bytes_ / 2 / kSmallestTileBytes, kFewestSlots));
+}
 
 size_t RankMemory::control_bytes() const {
   return sizeof(ControlBlock) + ControlBlock::bytes_behind(max_slots());

@@ -11,18 +11,21 @@ pytestmark = pytest.mark.gpu
 PROGRAM = """
 from entwine_jax import Schedule, _ffi
 sizes = {"m": 512, "n": 1024, "k": 256, "num_batches": 1, "w_transposed": 0}
-problem = {"op": "matmul_allreduce", **sizes, **Schedule().as_attributes()}
+problem = {"op": "OP", **sizes, **Schedule().as_attributes()}
 _ffi.run_virtual_ranks([problem], 2, [0, 1], "bfloat16", 132, num_calls=1, missing_rank=1,
                        deadline_seconds=1.0)
 """
 
 
-def test_missing_rank_ends_in_an_error():
+@pytest.mark.parametrize("op", ["matmul_allreduce", "matmul_reducescatter"])
+def test_missing_rank_ends_in_an_error(op):
+    program = PROGRAM.replace("OP", op)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "rank 0 waited for rank 1 to start the same call" in done.stderr
+    assert "rank 0 waited for" in done.stderr
+    assert "from rank 1" in done.stderr or "rank 1 to start" in done.stderr
     assert "ENTWINE_JAX_DEADLINE_SECONDS" in done.stderr
 
 

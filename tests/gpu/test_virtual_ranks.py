@@ -69,7 +69,7 @@ def test_every_number_of_ranks(op, num_ranks, num_devices, schedule):
 
 @every_op
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("rows", "n", "k"), [(1, 8, 8), (7, 136, 1000), (650, 4104, 72)])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 8, 8), (7, 136, 2056), (650, 4104, 72)])
 def test_odd_shapes(op, rows, n, k, dtype):
     for num_ranks in (2, 3, 8):
         run(op, rows, n, k, num_ranks, 2, Schedule(), dtype=dtype, num_calls=6, seed=rows)
@@ -88,14 +88,14 @@ def test_transposed_weight(op, tile_n, dtype):
 def test_batches_of_row_blocks(op, rows):
     """Blocks of rows that start and end inside tiles."""
     for num_ranks in (2, 3, 4):
-        run(op, rows, 520, 136, num_ranks, 2, Schedule(raster=2), num_batches=3, num_calls=6)
+        run(op, rows, 520, 4104, num_ranks, 2, Schedule(raster=2), num_batches=3, num_calls=6)
 
 
 @every_op
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_two_resident_ctas(op, schedule):
     """Another kernel holds all SMs but two of each GPU; the grid is as large as ever."""
-    run(op, 516, 1032, 264, 2, 2, schedule, num_ctas=NUM_SMS, resident_ctas=2, num_calls=9)
+    run(op, 516, 1032, 2568, 2, 2, schedule, num_ctas=NUM_SMS, resident_ctas=2, num_calls=9)
 
 
 @every_op
@@ -139,10 +139,11 @@ def test_mixed_problems_in_one_workspace(num_ranks):
         problem(scatter, 100 * p, 1032, 264, Schedule(tile_n=256)),
         problem(reduce, 1, 8, 8, Schedule(tile_n=256)),
         problem(gather, 129 * p, 520, 136, Schedule(tile_n=128)),
+        problem(gather, 700 * p, 264, 4104, Schedule(tile_n=128, raster=2)),
         problem(reduce, 300, 2056, 72, Schedule(tile_n=256, num_comm_ctas=1)),
         problem(scatter, 2 * p, 136, 136, Schedule(tile_n=128)),
         problem(scatter, 6 * 65 * p, 264, 72, Schedule(tile_n=128), num_batches=6),
         problem(gather, 2 * 7 * p, 1000, 1000, Schedule(tile_n=256), num_batches=2),
         problem(reduce, 1024, 1024, 64, Schedule(tile_n=256, rows_per_launch=256)),
     ]
-    run_mixed(problems, num_ranks, 2, num_calls=270)
+    run_mixed(problems, num_ranks, 2, num_calls=300)

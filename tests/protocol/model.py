@@ -9,9 +9,9 @@ steps of all tasks of all ranks.
 Memory is no part of the state. Every word and every slot has a known writer, so its content follows
 from how far the writers have got (`Model.done`).
 
-A step either cannot happen yet (a wait), or it happens; if it must not happen, it raises ProtocolError.
-Breaking a rule of the protocol (Rule) changes the scripts, and the explorer must then find a
-violation: otherwise the rule would not be needed, or the model could not see it.
+A step either cannot happen yet (a wait), or it happens; if it must not happen, it raises
+ProtocolError. Breaking a rule of the protocol (Rule) changes the scripts, and the explorer must
+then find an error: otherwise the rule would not be needed, or the model could not see it.
 
 Not in the model: units of tiles (a tile stands for any of them), the order in which counters deal
 out the work, and how many CTAs are resident.
@@ -19,7 +19,7 @@ out the work, and how many CTAs are resident.
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -30,7 +30,10 @@ class Op(enum.Enum):
 
 
 class Call(NamedTuple):
-    """What all ranks do in one epoch. AllGather: `num_tiles` counts the tile rows of each rank."""
+    """What all ranks do in one epoch.
+
+    AllGather: `num_tiles` counts the pieces of rows that each rank sends, with a flag for each.
+    """
 
     op: Op
     num_tiles: int
@@ -51,7 +54,7 @@ class Rule(enum.Flag):
 ALL_RULES = ~Rule(0)
 
 
-class Kind(enum.Enum):
+class Kind(enum.IntEnum):  # as an integer it is hashed quickly
     # Task: tell the peers that this kernel has started.
     PUBLISH_ADDRESS = enum.auto()
     PUBLISH_EPOCH = enum.auto()
@@ -104,11 +107,12 @@ class Model:
     `coarse` joins steps whose separation cannot be observed, which makes larger problems feasible.
     It rests on every wait being monotone (none is for a word to be unset). To set a word together
     with the step before it enables more, never less. To wait no earlier than one reads leaves slots
-    unread for longer, so that an overwriting is seen all the more.
+    unread for longer, so that an overwriting is seen all the more. Steps whose order is wrong
+    because a rule is broken are never joined.
     """
 
     def __init__(
-        self, num_ranks: int, calls: list[Call], rules: Rule = ALL_RULES, coarse: bool = False
+        self, num_ranks: int, calls: Sequence[Call], rules: Rule = ALL_RULES, coarse: bool = False
     ):
         self.num_ranks = num_ranks
         self.ranks = range(num_ranks)
@@ -119,6 +123,11 @@ class Model:
         self.scripts = [
             [self._scripts(epoch, rank) for rank in self.ranks] if epoch else []
             for epoch in range(self.num_epochs + 1)
+        ]
+        # By epoch and rank: the progress of a rank that has done all its tasks.
+        self.all_done = [
+            [tuple(len(script) for script in scripts) for scripts in by_rank]
+            for by_rank in self.scripts
         ]
         # By epoch and rank: the task of a step, and the progress by which the step is done.
         self._positions = [
@@ -183,6 +192,9 @@ class Model:
             scripts += [self._sum(epoch, rank, tile) for tile in self.owned_tiles(epoch, rank)]
         return scripts
 
+    def _joins(self, rule: Rule) -> bool:
+        return self.coarse and rule in self.rules
+
     def _publish(self) -> Script:
         # The lanes that do this are not ordered; as no wait is for a word to be unset, any order
         # stands for all.
@@ -190,20 +202,28 @@ class Model:
         if Rule.ADDRESS_BEFORE_EPOCH not in self.rules:
             kinds.reverse()
         steps = [Step(kind, peer=peer) for peer in self.ranks for kind in kinds]
-        return (tuple(steps),) if self.coarse else apart(steps)
+        return (tuple(steps),) if self._joins(Rule.ADDRESS_BEFORE_EPOCH) else apart(steps)
 
     def _push(self, tile: int) -> Script:
         owner = tile % self.num_ranks
         steps = [Step(Kind.WRITE_SLOT, tile, owner), Step(Kind.SET_FLAG, tile, owner)]
         if Rule.DATA_BEFORE_FLAG not in self.rules:
             steps.reverse()
-        return (tuple(steps),) if self.coarse else apart(steps)
+        return (tuple(steps),) if self._joins(Rule.DATA_BEFORE_FLAG) else apart(steps)
 
     def _begin_storing(self, tile: int) -> list[Step]:
         steps = [Step(Kind.READ_ADDRESSES, tile)]
         if Rule.WAIT_READY in self.rules:
             steps.insert(0, Step(Kind.WAIT_READY, tile))
         return steps
+
+    def _told(self, stores: list[Step], words: list[Step], rule: Rule) -> Script:
+        """Stores and the words that tell of them: in this order if the rule is kept."""
+        if rule not in self.rules:
+            return apart([*words, *stores])
+        if self.coarse:
+            return (*apart(stores[:-1]), (stores[-1], *words))
+        return apart([*stores, *words])
 
     def _sum(self, epoch: int, rank: int, tile: int) -> Script:
         reduces_for_all = self.calls[epoch].op is Op.ALL_REDUCE
@@ -212,11 +232,10 @@ class Model:
         read = [Step(Kind.READ_SLOTS, tile)]
         stores = [Step(Kind.STORE, tile, peer) for peer in self.receivers(epoch, rank)]
         counts = [Step(Kind.COUNT, tile, peer) for peer in self.receivers(epoch, rank)]
-        if Rule.STORE_BEFORE_COUNT not in self.rules:
-            stores, counts = counts, stores
-        if self.coarse:
-            return ((*begin, *wait, *read), *apart(stores[:-1]), (stores[-1], *counts))
-        groups = [tuple(begin), tuple(wait), tuple(read), *apart(stores), *apart(counts)]
+        before = (
+            ((*begin, *wait, *read),) if self.coarse else (tuple(begin), tuple(wait), tuple(read))
+        )
+        groups = (*before, *self._told(stores, counts, Rule.STORE_BEFORE_COUNT))
         return tuple(group for group in groups if group)
 
     def _send(self, rank: int, tile: int) -> Script:
@@ -224,15 +243,12 @@ class Model:
         peers = self.peers_in_turn(rank)
         stores = [Step(Kind.STORE, tile, peer) for peer in peers]
         flags = [Step(Kind.SET_FLAG, tile, peer) for peer in peers if peer != rank]
-        if Rule.DATA_BEFORE_FLAG not in self.rules:
-            stores, flags = flags, stores
-        if self.coarse:
-            return (tuple(begin), *apart(stores[:-1]), (stores[-1], *flags))
-        return (tuple(begin), *apart(stores), *apart(flags))
+        return (tuple(begin), *self._told(stores, flags, Rule.DATA_BEFORE_FLAG))
 
     def _load(self, tile: int, source: int) -> Script:
         wait = [Step(Kind.WAIT_ROWS, tile, source)] if Rule.WAIT_FLAG in self.rules else []
-        # Apart or not is the same: what could come between is a store after this epoch.
+        # Apart or not is the same: only a store of a later epoch could come between, and no kernel
+        # may be stored to then (receiver_is_running).
         return ((*wait, Step(Kind.READ_ROWS, tile, source)),)
 
     # ---- What memory holds
@@ -276,7 +292,7 @@ def apart(steps: list[Step]) -> Script:
     return tuple((step,) for step in steps)
 
 
-# ---- Invariants: each raises ProtocolError if the step (or the end of an epoch) must not happen now.
+# ---- Invariants: each raises ProtocolError if the step (or the end) must not happen now.
 
 
 def slots_are_read_before_they_are_overwritten(
@@ -313,7 +329,7 @@ def rows_are_written_before_they_are_read(
     epoch = state[rank].epoch
     if not model.done(state, source, epoch, Step(Kind.STORE, tile, rank)):
         raise ProtocolError(
-            f"rows not written: rank {rank} in epoch {epoch} reads tile row {tile} of {source}"
+            f"rows not written: rank {rank} in epoch {epoch} reads piece {tile} of {source}"
         )
 
 
@@ -453,8 +469,7 @@ def start_kernel(rank_state: RankState) -> RankState:
 def end_kernel(model: Model, state: State, rank: int) -> RankState | None:
     """None if the rank cannot end: it has work left, or its output has not arrived."""
     epoch, _, progress = state[rank]
-    scripts = model.scripts[epoch][rank]
-    if any(done < len(script) for done, script in zip(progress, scripts, strict=True)):
+    if progress != model.all_done[epoch][rank]:
         return None
     if Rule.WAIT_ARRIVED in model.rules:
         expected = model.expected_arrivals(epoch, rank)
@@ -480,7 +495,7 @@ def next_states_of_rank(model: Model, state: State, rank: int) -> Iterator[RankS
             continue
         if all(ACTIONS[step.kind](model, state, rank, step) for step in script[done]):
             progress = (*now.progress[:task], done + 1, *now.progress[task + 1 :])
-            yield now._replace(progress=progress)
+            yield RankState(now.epoch, True, progress)
     ended = end_kernel(model, state, rank)
     if ended is not None:
         yield ended

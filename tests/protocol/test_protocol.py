@@ -1,5 +1,6 @@
 """No interleaving breaks the kernel's flag protocol, and no rule of it can be left out."""
 
+import functools
 import itertools
 
 import pytest
@@ -26,7 +27,7 @@ def all_sequences(length):
 
 
 def smallest_calls(ops, num_ranks):
-    """One tile (row) of each op; of ReduceScatter one for each rank, as it must be."""
+    """One tile (or piece of rows) of each op; of ReduceScatter one for each rank, as it must be."""
     return [Call(op, num_ranks if op is RS else 1) for op in ops]
 
 
@@ -42,7 +43,7 @@ def by_name(sequences):
         calls_of(AR, 1, 1, 1, 1),
         calls_of(AR, 2, 2, 2),
         calls_of(AR, 2, 1, 2, 1),
-        calls_of(AR, 1, 3, 1),
+        calls_of(AR, 1, 2, 1),
         calls_of(RS, 2, 2, 2, 2),
         calls_of(AG, 1, 1, 1, 1),
         calls_of(AG, 2, 1, 2),
@@ -65,7 +66,7 @@ def test_three_ranks_repeat_an_op(calls):
 # ---- The protocol is right: steps joined whose separation cannot be observed
 
 
-@pytest.mark.parametrize("ops", all_sequences(length=5), ids=name_of_ops)
+@pytest.mark.parametrize("ops", all_sequences(length=4), ids=name_of_ops)
 def test_two_ranks_change_the_op_in_longer_sequences(ops):
     assert model.explore(Model(2, smallest_calls(ops, num_ranks=2), coarse=True)) > 100
 
@@ -108,11 +109,17 @@ def test_allreduce_alone_needs_one_parity_of_slots():
 # ---- Each rule is needed
 
 
+@functools.cache
+def assert_right(num_ranks, calls, coarse):
+    model.explore(Model(num_ranks, calls, coarse=coarse))
+
+
 def assert_mutant_is_caught(lacking, calls, reason, num_ranks):
     """The calls are right under all rules, and without one of them they go wrong as expected."""
-    model.explore(Model(num_ranks, calls, coarse=True))
+    coarse = num_ranks > 2
+    assert_right(num_ranks, tuple(calls), coarse)
     with pytest.raises(ProtocolError, match=reason):
-        model.explore(Model(num_ranks, calls, ALL_RULES & ~lacking))
+        model.explore(Model(num_ranks, calls, ALL_RULES & ~lacking, coarse))
 
 
 both_numbers_of_ranks = pytest.mark.parametrize("num_ranks", [2, 3])
@@ -172,16 +179,30 @@ def test_reducescatter_needs_a_tile_for_every_rank(num_ranks):
     """A rank without a tile hears of nobody and runs ahead of those that still read their slots."""
     calls = calls_of(RS, num_ranks, num_ranks - 1, num_ranks)
     with pytest.raises(ProtocolError, match="slot overwritten"):
-        model.explore(Model(num_ranks, calls))
+        model.explore(Model(num_ranks, calls, coarse=True))
+
+
+def test_a_store_to_a_rank_whose_kernel_does_not_run_is_an_error():
+    """Which the mutants do not get to, since they take a stale address before."""
+    protocol = Model(2, calls_of(AR, 1, 1))
+    waiting = model.before_epoch(protocol, 1, rank=1)
+    running = model.start_kernel(model.before_epoch(protocol, 1, rank=0))
+    ended = model.before_epoch(protocol, 2, rank=1)
+    step = model.Step(model.Kind.STORE, tile=0, peer=1)
+    assert model.store(protocol, (running, model.start_kernel(waiting)), 0, step)
+    for receiver in (waiting, ended, model.start_kernel(ended)):
+        with pytest.raises(ProtocolError, match="receiver not running"):
+            model.store(protocol, (running, receiver), 0, step)
 
 
 def test_an_error_tells_the_steps_that_lead_to_it():
     calls = calls_of(RS, 2, 2)
     with pytest.raises(ProtocolError) as error:
-        model.explore(Model(2, calls, ALL_RULES & ~Rule.TWO_PARITIES))
+        model.explore(Model(2, calls, ALL_RULES & ~Rule.TWO_PARITIES, coarse=True))
     first, *steps = str(error.value).split("\n  ")
-    assert first.startswith("slot overwritten: rank 1 in epoch 2 on rank 0")
-    assert "rank 1 epoch 1: end" in steps
+    assert first.startswith("slot overwritten: rank ")
+    assert steps[-1].startswith("rank ")
+    assert sum(step.endswith("epoch 1: end") for step in steps) == 1
 
 
 def test_a_wait_for_what_never_comes_is_a_deadlock(monkeypatch):
