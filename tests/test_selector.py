@@ -178,13 +178,15 @@ def test_slots_of_the_reducescatter_fit(num_ranks, num_batches, block_rows, slot
 
 def test_allgather_needs_spare_warps_and_no_slots():
     problem = make_other("allgather_matmul", 4, 8192, 8192, 8192)
-    legal, rejected = candidates(problem, 0)
+    # Less than the slots of one row of tiles, but the workspace of a group has its flags.
+    legal, rejected = candidates(problem, 2**20)
     assert legal
     assert all(schedule.num_spare_warps >= 1 for schedule in legal)
     assert all(schedule.rows_per_launch == 0 for schedule in legal)
     assert {"num_spare_warps = 0: the all-gather sends its rows with them"} == {
         rejection.reason for rejection in rejected
     }
+    assert decide(problem, slot_bytes=0).reason.startswith("the workspace is used up")
     split = decide(problem, override=Schedule(rows_per_launch=128))
     assert not split.schedule.fused
     assert "one launch" in split.reason
