@@ -9,8 +9,12 @@ def pytest_configure(config):
     """Gives JAX virtual CPU devices before it starts, unless GPU tests were asked for."""
     if config.option.markexpr == "not gpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-        flag = f"--xla_force_host_platform_device_count={NUM_VIRTUAL_DEVICES}"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+        # Most of the time goes into compiling small programs: without LLVM's optimisation.
+        flags = (
+            f"--xla_force_host_platform_device_count={NUM_VIRTUAL_DEVICES} "
+            "--xla_backend_optimization_level=0"
+        )
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     import jax
 
     # Silent promotions hide what the op does with dtypes and ranks.

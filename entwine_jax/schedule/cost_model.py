@@ -7,7 +7,7 @@ The fused kernel, for each launch:
 
     matmul    waves x time of a tile, waves rounded up: the last wave costs as much as a full one
     drain     what follows the longer of the two: the tiles of the last wave finish together, and
-              their bytes then have the link to wait for; of gathered rows, the last ones arrive
+              their bytes then have the link to wait for; of gathered rows, the last columns arrive
               and are multiplied by one wave of tiles
     left over what dedicated communication CTAs could not forward while the matmul ran
     head      the link idles until the first tiles are finished; gathering starts at once
@@ -20,7 +20,12 @@ error of the matmul rate moves both alike and the choice between them does not h
 
 from dataclasses import dataclass
 
-from entwine_jax.schedule.candidates import ceil_div, num_tiles, with_block_rows
+from entwine_jax.schedule.candidates import (
+    GATHER_COLUMNS,
+    ceil_div,
+    num_tiles,
+    with_block_rows,
+)
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
@@ -174,14 +179,15 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     tile_us = _tile_us(problem, schedule)
     matmul_us = max(waves * tile_us, _memory_us(problem))
     link_us = problem.wire_bytes / (hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S)
-    longest_us = max(matmul_us, link_us + tile_us)
+    drain_us = tile_us / ceil_div(problem.k_local, GATHER_COLUMNS)
+    longest_us = max(matmul_us, link_us + drain_us)
     return Prediction(
         schedule=schedule,
         total_us=hardware.launch_us + longest_us + hardware.flag_latency_us,
         launch_us=hardware.launch_us,
         matmul_us=matmul_us,
         link_us=link_us,
-        drain_us=tile_us,
+        drain_us=drain_us,
         latency_us=hardware.flag_latency_us,
     )
 
