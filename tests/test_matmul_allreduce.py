@@ -53,6 +53,15 @@ def test_empty(leading, m):
     assert jax.jit(row_parallel(make_mesh(), x_ndim=x.ndim))(x, w).shape == (*leading, m, 6)
 
 
+def test_nothing_to_sum_over():
+    # Cut inside: XLA cannot pass a shard_map operands that are all empty.
+    def local(z):
+        return entwine_jax.matmul_allreduce(z[:, :0], z[:0], "tp")
+
+    f = jax.shard_map(local, mesh=make_mesh(), in_specs=P(), out_specs=P())
+    np.testing.assert_array_equal(jax.jit(f)(jnp.ones((4, 6))), np.zeros((4, 6)))
+
+
 @pytest.mark.parametrize(
     ("x_dtype", "w_dtype"), [(jnp.bfloat16, jnp.float32), (jnp.int32, jnp.float16)]
 )

@@ -1,5 +1,7 @@
 """matmul_allreduce: `psum(x @ w)` over mesh axes, in one kernel per GPU where one can run."""
 
+import math
+
 import jax
 from jax import lax
 from jax.interpreters import ad
@@ -49,7 +51,7 @@ def matmul_allreduce(
     *leading, k = x.shape
     y = primitive.bind(
         matmul_allreduce_p,
-        x.reshape(-1, k),
+        x.reshape(math.prod(leading), k),
         w,
         axis_name=axes,
         num_ranks=num_ranks,

@@ -155,7 +155,6 @@ void bind_cuda(nb::module_& m) {
   m.def("set_deadline", set_deadline, nb::arg("seconds"),
         "The longest wait inside a kernel, for launches from now on.");
   m.def("workspace_report", reports, nb::sig("def workspace_report() -> list[dict[str, int]]"));
-  m.def("last_failure", last_failure, "What the first wait past its deadline said; '' if none.");
   m.def("run_virtual_ranks", virtual_ranks, nb::arg("problems"), nb::arg("num_ranks"),
         nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
         nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0,
