@@ -1,6 +1,7 @@
 """The selector: pure, within the workspace, near the measurements it was fitted to."""
 
 import ast
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -10,7 +11,13 @@ import pytest
 
 import entwine_jax.schedule
 from entwine_jax.schedule import Problem, Schedule, select_schedule
-from entwine_jax.schedule.candidates import candidates, fit, needed_slot_bytes, rows_per_launch
+from entwine_jax.schedule.candidates import (
+    candidates,
+    fit,
+    launches,
+    needed_slot_bytes,
+    rows_per_launch,
+)
 from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
 
@@ -169,11 +176,47 @@ def test_slots_of_the_reducescatter_fit(num_ranks, num_batches, block_rows, slot
     legal, rejected = candidates(problem, slot_mib * 2**20)
     assert legal or rejected
     for schedule in legal:
-        rows = schedule.rows_per_launch or block_rows
-        tiles = num_batches * -(-rows // 128) * 8192 // schedule.tile_n * num_ranks
+        all_tile_rows = num_batches * -(-block_rows // 128)
+        assert schedule.rows_per_launch < all_tile_rows * 128
+        tile_rows = schedule.rows_per_launch // 128 or all_tile_rows
+        tiles = tile_rows * 8192 // schedule.tile_n * num_ranks
         needed = 2 * tiles * 128 * schedule.tile_n * 2
         assert needed_slot_bytes(problem, schedule) == needed <= slot_mib * 2**20
-        assert schedule.rows_per_launch < block_rows
+
+
+def scattered(num_batches, block_rows):
+    """On 4 ranks; the default workspace holds 64 rows of tiles of a rank's result at n = 2048."""
+    m = 4 * num_batches * block_rows
+    return make_other("matmul_reducescatter", 4, m, 8192, 4096, num_batches=num_batches)
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "block_rows", "rows", "parts"),
+    [
+        (16, 128, 0, [(1, 16, 128)]),
+        # Whole batches, shared out evenly: not 16 and 1.
+        (17, 128, 9 * 128, [(1, 9, 128), (1, 8, 128)]),
+        (4096, 64, 16 * 128, [(256, 16, 64)]),
+        # Two rows of tiles a batch, the second half empty.
+        (20, 192, 7 * 256, [(2, 7, 192), (1, 6, 192)]),
+        # Not even one batch: rows of each.
+        (3, 3000, 12 * 128, [(3, 1, 1536), (3, 1, 1464)]),
+    ],
+)
+def test_batches_are_split_before_rows(num_batches, block_rows, rows, parts):
+    problem = scattered(num_batches, block_rows)
+    schedule = fit(problem, WIDE, DEFAULT_SLOT_BYTES)
+    assert schedule == dataclasses.replace(WIDE, rows_per_launch=rows)
+    found = launches(problem, schedule)
+    assert [(count, p.num_batches, p.block_rows) for count, p in found] == parts
+    assert sum(count * p.m for count, p in found) == problem.m
+    assert predict(problem, schedule).total_us == pytest.approx(
+        sum(count * predict(p, WIDE).total_us for count, p in found)
+    )
+
+
+def test_many_batches_are_fused():
+    assert select_schedule(scattered(512, 128)).fused
 
 
 def test_allgather_needs_spare_warps_and_no_slots():

@@ -58,45 +58,60 @@ def why_not_fusible(problem: Problem) -> str | None:
 
 def num_tiles(problem: Problem, schedule: Schedule) -> int:
     """Output tiles of one rank's matmul; partial tiles at the edges count as whole ones."""
-    tiles_per_block = ceil_div(problem.block_rows, schedule.tile_m)
-    return problem.num_blocks * tiles_per_block * ceil_div(problem.n_local, schedule.tile_n)
+    return _num_tile_rows(problem, schedule) * _tiles_per_row(problem, schedule)
 
 
 def needed_slot_bytes(problem: Problem, schedule: Schedule) -> int:
     """Slot memory that one launch needs on each GPU, in bytes."""
     if problem.op == ALLGATHER:
         return 0  # rows go straight to where they are gathered
-    rows = schedule.rows_per_launch or problem.block_rows
-    tiles = num_tiles(with_block_rows(problem, rows), schedule)
+    (_, largest), *_ = launches(problem, schedule)
+    tiles = num_tiles(largest, schedule)
     padded_tiles = ceil_div(tiles, problem.num_ranks) * problem.num_ranks
     return NUM_PARITIES * padded_tiles * _tile_bytes(problem, schedule)
 
 
-def with_block_rows(problem: Problem, rows: int) -> Problem:
-    """The problem of one launch that computes `rows` rows of every block."""
-    return replace(problem, m=problem.num_blocks * rows)
+def launches(problem: Problem, schedule: Schedule) -> list[tuple[int, Problem]]:
+    """The launches of one call: how many there are of which problem."""
+    rows_of_batch = ceil_div(problem.block_rows, schedule.tile_m) * schedule.tile_m
+    batches, rows = divmod(schedule.rows_per_launch, rows_of_batch)
+    if schedule.rows_per_launch == 0 or batches >= problem.num_batches:
+        return [(1, problem)]
+    if batches:
+        parts = [(n, b, problem.block_rows) for n, b in _shares(problem.num_batches, batches)]
+    else:
+        shares = _shares(problem.block_rows, rows)
+        parts = [(n * problem.num_batches, 1, r) for n, r in shares]
+    blocks_per_batch = problem.num_blocks // problem.num_batches
+    return [
+        (count, replace(problem, m=b * blocks_per_batch * r, num_batches=b))
+        for count, b, r in parts
+    ]
 
 
 def rows_per_launch(problem: Problem, schedule: Schedule, slot_bytes: int) -> int | None:
-    """Rows of every block in one launch so that its slots fit: 0 for all rows, None for no fit.
+    """Rows of a rank in one launch so that its slots fit: 0 for all rows, None for no fit.
 
-    The rows are shared out evenly over the smallest number of launches that fits, so that no
-    launch is much shorter than the others.
+    Whole batches, where one fits, else rows of one batch. They are shared out evenly over the
+    smallest number of launches, so that none is much shorter than the others.
     """
     if problem.op == ALLGATHER:
         return 0
     fitting_tiles = slot_bytes // (NUM_PARITIES * _tile_bytes(problem, schedule))
     # Every rank has the same number of slots for each source, so whole rounds of ranks count.
     fitting_tiles -= fitting_tiles % problem.num_ranks
-    num_tiles_m = ceil_div(problem.block_rows, schedule.tile_m)
-    tiles_per_tile_row = problem.num_blocks * ceil_div(problem.n_local, schedule.tile_n)
-    fitting_tile_rows = fitting_tiles // tiles_per_tile_row
-    if fitting_tile_rows >= num_tiles_m:
+    fitting_rows = fitting_tiles // _tiles_per_row(problem, schedule)
+    rows_of_batch = ceil_div(problem.block_rows, schedule.tile_m)
+    if fitting_rows >= problem.num_batches * rows_of_batch:
         return 0
-    if fitting_tile_rows == 0:
+    if fitting_rows == 0:
         return None
-    num_launches = ceil_div(num_tiles_m, fitting_tile_rows)
-    return ceil_div(num_tiles_m, num_launches) * schedule.tile_m
+    if fitting_rows >= rows_of_batch:
+        unit, num_units = rows_of_batch, problem.num_batches
+    else:
+        unit, num_units = 1, rows_of_batch
+    num_launches = ceil_div(num_units, fitting_rows // unit)
+    return ceil_div(num_units, num_launches) * unit * schedule.tile_m
 
 
 def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rejection:
@@ -127,8 +142,7 @@ def num_flags(slot_bytes: int) -> int:
 
 def _num_pieces(problem: Problem, schedule: Schedule) -> int:
     """Pieces in which the all-gather sends the rows of one rank."""
-    tile_rows = problem.num_batches * ceil_div(problem.block_rows, schedule.tile_m)
-    return tile_rows * ceil_div(problem.k_local, GATHER_COLUMNS)
+    return _num_tile_rows(problem, schedule) * ceil_div(problem.k_local, GATHER_COLUMNS)
 
 
 def _why_unfit(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | None:
@@ -146,8 +160,24 @@ def _why_unfit(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | N
     return None
 
 
+def _num_tile_rows(problem: Problem, schedule: Schedule) -> int:
+    """Rows of tiles of one rank's part of the rows, in all batches."""
+    return problem.num_batches * ceil_div(problem.block_rows, schedule.tile_m)
+
+
+def _tiles_per_row(problem: Problem, schedule: Schedule) -> int:
+    """Tiles that one such row has in the parts of all ranks; the AllReduce has one part."""
+    return problem.num_blocks // problem.num_batches * ceil_div(problem.n_local, schedule.tile_n)
+
+
 def _tile_bytes(problem: Problem, schedule: Schedule) -> int:
     return schedule.tile_m * schedule.tile_n * problem.item_bytes
+
+
+def _shares(total: int, step: int) -> list[tuple[int, int]]:
+    """`total` in pieces of `step` and a rest: how many of which size."""
+    num_full, rest = divmod(total, step)
+    return [(num_full, step), (1, rest)] if rest else [(num_full, step)]
 
 
 def candidates(

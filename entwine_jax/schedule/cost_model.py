@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from entwine_jax.schedule.candidates import (
     GATHER_COLUMNS,
     ceil_div,
+    launches,
     num_tiles,
-    with_block_rows,
 )
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
@@ -86,14 +86,10 @@ def predict(problem: Problem, schedule: Schedule) -> Prediction:
     if not schedule.fused:
         return predict_lax(problem)
     predict_launch = _predict_gather if problem.op == ALLGATHER else _predict_reduction
-    rows = min(schedule.rows_per_launch or problem.block_rows, problem.block_rows)
-    num_full, rest = divmod(problem.block_rows, rows)
-    parts = [predict_launch(with_block_rows(problem, rows), schedule)] * num_full
-    if rest:
-        parts.append(predict_launch(with_block_rows(problem, rest), schedule))
+    parts = [(num, predict_launch(part, schedule)) for num, part in launches(problem, schedule)]
     sums = {
-        name: sum(getattr(part, name) for part in parts)
-        for name in vars(parts[0])
+        name: sum(num * getattr(part, name) for num, part in parts)
+        for name in vars(parts[0][1])
         if name != "schedule"
     }
     return Prediction(schedule=schedule, **sums)

@@ -20,8 +20,9 @@ class Schedule:
         raster: tile rows of a band; inside a band tiles are visited column by column, 1 to 1024.
         push_spread: percent of the next tile's time over which the pushes of a finished tile are
             spread, 0 to 100.
-        rows_per_launch: rows of the result that one launch computes, a multiple of tile_m; 0 for
-            all of them. Problems whose slots exceed the workspace are split so.
+        rows_per_launch: rows of a rank's result that one launch computes, a multiple of tile_m, as
+            batches count in whole tiles; 0 for all of them. Problems whose slots exceed the
+            workspace are split so: between batches, or inside each where even one is too large.
         fused: False runs plain lax; the other fields then mean nothing.
 
     Raises:

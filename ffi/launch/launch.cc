@@ -78,10 +78,10 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
           schedule.rows_per_launch, "AllGather takes all rows in one launch");
 }
 
-// Slots and flags of one launch that takes `rows` rows of every block must fit.
+// Slots and flags of one launch that takes `rows` rows of every block of so many batches must fit.
 void check_workspace(const Call& call, const Schedule& schedule, const PeerWindow& window,
-                     const Instance& instance, int64_t rows) {
-  const int64_t tile_rows = call.num_batches * ((rows + instance.tile_m - 1) / instance.tile_m);
+                     const Instance& instance, int64_t num_batches, int64_t rows) {
+  const int64_t tile_rows = num_batches * ((rows + instance.tile_m - 1) / instance.tile_m);
   if (call.op == Op::kAllGather) {
     const int64_t pieces = tile_rows * num_column_parts(static_cast<int>(call.k));
     require(pieces <= window.max_slots, "m", call.m,
@@ -122,18 +122,27 @@ void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& w
   check_schedule(call, schedule, num_ctas);
   const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
   const int64_t block_rows = call.m / (call.num_batches * blocks_of_a_batch);
-  const int64_t step = schedule.rows_per_launch == 0 ? block_rows : schedule.rows_per_launch;
-  check_workspace(call, schedule, window, instance, std::min(step, block_rows));
+  const int64_t batch_rows = (block_rows + schedule.tile_m - 1) / schedule.tile_m * schedule.tile_m;
+  const int64_t rows_per_launch =
+      schedule.rows_per_launch == 0 ? call.num_batches * batch_rows : schedule.rows_per_launch;
+  const int64_t batch_step = std::clamp<int64_t>(rows_per_launch / batch_rows, 1, call.num_batches);
+  const int64_t row_step = std::min(rows_per_launch, block_rows);
+  check_workspace(call, schedule, window, instance, batch_step, row_step);
 
   constexpr int64_t kElementBytes = 2;
-  for (int64_t row = 0; row < block_rows; row += step) {
-    Call part = call;
-    part.x = static_cast<const char*>(call.x) + row * call.k * kElementBytes;
-    part.output = static_cast<char*>(call.output) + row * call.n * kElementBytes;
-    part.m = call.m - row;  // what lies behind x
-    const RowBlocks blocks{static_cast<int>(call.num_batches), static_cast<int>(block_rows),
-                           static_cast<int>(std::min(step, block_rows - row))};
-    instance.launch(part, blocks, schedule, window, num_ctas, stream);
+  for (int64_t batch = 0; batch < call.num_batches; batch += batch_step) {
+    for (int64_t row = 0; row < block_rows; row += row_step) {
+      const int64_t x_row = batch * blocks_of_a_batch * block_rows + row;
+      const int64_t output_row = batch * block_rows + row;
+      Call part = call;
+      part.x = static_cast<const char*>(call.x) + x_row * call.k * kElementBytes;
+      part.output = static_cast<char*>(call.output) + output_row * call.n * kElementBytes;
+      part.m = call.m - x_row;  // what lies behind x
+      const RowBlocks blocks{static_cast<int>(std::min(batch_step, call.num_batches - batch)),
+                             static_cast<int>(block_rows),
+                             static_cast<int>(std::min(row_step, block_rows - row))};
+      instance.launch(part, blocks, schedule, window, num_ctas, stream);
+    }
   }
 }
 

@@ -22,7 +22,9 @@ struct Schedule {
   int64_t num_spare_warps;
   int64_t raster;
   int64_t push_spread;
-  int64_t rows_per_launch;  // of every block of rows; 0: all rows in one launch
+  // Of one rank, with every batch rounded up to whole tiles: a launch takes whole batches, or rows of
+  // one batch where a batch has more. 0: all rows in one launch.
+  int64_t rows_per_launch;
 };
 
 // One call on one rank. All arrays are row-major and 16-byte aligned; n and k are multiples of 8.

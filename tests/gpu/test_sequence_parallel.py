@@ -64,6 +64,29 @@ def test_reducescatter_against_float64(leading, k_local, n, dimension, schedule)
         np.testing.assert_array_equal(y, f(x, w))
 
 
+@pytest.mark.parametrize("rows_per_launch", [128, 3 * 256])
+def test_reducescatter_in_several_launches(rows_per_launch):
+    """Seven batches of two rows of tiles: a row of tiles, or three batches a launch."""
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands((7, 200 * num_gpus()), 256 * num_gpus(), 520)
+    options = {"x_ndim": 3, "dimension": 1}
+    split = Schedule(rows_per_launch=rows_per_launch)
+    y = jax.jit(scattering(mesh, schedule=split, **options))(x, w)
+    np.testing.assert_array_equal(y, jax.jit(scattering(mesh, schedule=WIDE, **options))(x, w))
+
+
+def test_reducescatter_of_more_batches_than_the_workspace_holds():
+    """vmap makes 1,024 batches, whose slots take more than the largest share of the workspace."""
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands((1024, 8 * num_gpus()), 64 * num_gpus(), 1024)
+    split = jax.jit(jax.vmap(scattering(mesh, schedule=WIDE), (0, None)))
+    text = split.lower(x, w).as_text()
+    assert text.count(f"@{SCATTER}(") == 1
+    assert "rows_per_launch = 0 " not in text
+    plain = jax.jit(scattering(mesh, op=reference.matmul_reducescatter, x_ndim=3, dimension=1))
+    assert_as_exact_as(split(x, w), plain(x, w), exact(x, w))
+
+
 @pytest.mark.parametrize("schedule", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize(("leading", "k", "n_local", "dimension"), CASES)
 def test_allgather_against_float64(leading, k, n_local, dimension, schedule):

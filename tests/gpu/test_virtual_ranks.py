@@ -125,8 +125,10 @@ def test_teams_that_share_a_short_operand_ring(op, k):
 
 def test_split_launches():
     run("matmul_allreduce", 2050, 2056, 264, 2, 2, Schedule(rows_per_launch=512), num_calls=9)
-    schedule = Schedule(rows_per_launch=256)
-    run("matmul_reducescatter", 700, 1032, 264, 2, 2, schedule, num_batches=2, num_calls=9)
+    # Rows of one batch, and two batches and the rest of five.
+    for rows_per_launch in (256, 2 * 768):
+        schedule = Schedule(rows_per_launch=rows_per_launch)
+        run("matmul_reducescatter", 700, 1032, 264, 2, 2, schedule, num_batches=5, num_calls=9)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
