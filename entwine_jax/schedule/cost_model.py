@@ -132,8 +132,8 @@ def plain_matmul_us(problem: Problem) -> float:
         num_tiles_m = ceil_div(problem.m, schedule.tile_m)
         tiles = num_tiles_m * ceil_div(problem.n_local, schedule.tile_n)
         waves = ceil_div(tiles, num_sms) if tiles >= num_sms else tiles / num_sms
-        times.append(waves * _tile_us(problem, schedule))
-    return max(min(times), _memory_us(problem))
+        times.append(waves * tile_time_us(problem, schedule))
+    return max(min(times), memory_time_us(problem))
 
 
 def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
@@ -143,11 +143,11 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
     tiles = num_tiles(problem, schedule)
     waves = ceil_div(tiles, num_gemm_ctas)
-    tile_us = _tile_us(problem, schedule)
+    tile_us = tile_time_us(problem, schedule)
 
-    matmul_us = max(waves * tile_us, _memory_us(problem))
+    matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (
-        link_bytes_per_us * _tile_factor(schedule, NARROW_TILE_LINK_RATE)
+        link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE)
     )
     last_wave_share = (tiles - (waves - 1) * num_gemm_ctas) / tiles
     drain_us = last_wave_share * problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
@@ -172,8 +172,8 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     hardware = problem.hardware
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
     waves = ceil_div(num_tiles(problem, schedule), num_gemm_ctas)
-    tile_us = _tile_us(problem, schedule)
-    matmul_us = max(waves * tile_us, _memory_us(problem))
+    tile_us = tile_time_us(problem, schedule)
+    matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S)
     drain_us = tile_us / ceil_div(problem.k_local, GATHER_COLUMNS)
     longest_us = max(matmul_us, link_us + drain_us)
@@ -188,19 +188,20 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     )
 
 
-def _tile_us(problem: Problem, schedule: Schedule) -> float:
+def tile_time_us(problem: Problem, schedule: Schedule) -> float:
     """Time of one output tile on one SM while all SMs compute, in us."""
     hardware = problem.hardware
-    rate = _tile_factor(schedule, NARROW_TILE_RATE)
+    rate = tile_factor(schedule, NARROW_TILE_RATE)
     flops_per_us = rate * hardware.matmul_tflops * 1e6 / hardware.num_sms
     return 2.0 * schedule.tile_m * schedule.tile_n * problem.k_local / flops_per_us
 
 
-def _tile_factor(schedule: Schedule, narrow: float) -> float:
+def tile_factor(schedule: Schedule, narrow: float) -> float:
+    """`narrow` for tiles of 128 columns, 1 for those of 256."""
     return narrow if schedule.tile_n == 128 else 1.0
 
 
-def _memory_us(problem: Problem) -> float:
+def memory_time_us(problem: Problem) -> float:
     """Time to read x and w and to write y once, in us: the limit of problems with few rows."""
     m, n, k = problem.m, problem.n_local, problem.k_local
     num_bytes = (m * k + k * n + m * n) * problem.item_bytes
