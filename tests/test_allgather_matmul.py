@@ -9,6 +9,7 @@ from sharded import at, exact, gathering, make_mesh, random_operands
 
 import entwine_jax
 from entwine_jax import reference
+from entwine_jax.ops import primitive
 
 SHAPES = [(4, 8, 8), (8, 3, 24), (100, 32, 4), (132, 64, 136), (32, 1, 4)]
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False])
@@ -122,8 +123,11 @@ def test_several_weights(sizes, check_vma):
 
 
 @CHECK_VMA
+@pytest.mark.parametrize("max_joined_columns", [0, 2, 4096])
 @pytest.mark.parametrize("used", [(0, 1, 2), (1, 2), (0,)])
-def test_gradients_of_several_weights(used, check_vma):
+def test_gradients_of_several_weights(used, max_joined_columns, check_vma, monkeypatch):
+    monkeypatch.setattr(primitive, "MAX_JOINED_COLUMNS", max_joined_columns)
+
     def loss(x, ws, f):
         ys = f(x, ws)
         return sum(jnp.sum(jnp.sin(ys[i]) * (i + 1)) for i in used)
@@ -177,6 +181,28 @@ def test_gradients_reuse_the_gathered_x_and_sum_once():
     jaxpr = str(gradients.trace(x, weights((8, 4))).jaxpr)
     assert jaxpr.count("allgather_matmul[") == 1
     assert jaxpr.count("matmul_reducescatter[") == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_sums", "joined"),
+    [
+        # q, k and v, and gate and up of Llama-3-70B on four ranks.
+        ((8192, 1024, 1024), 1, 2560),
+        ((28672, 28672), 2, None),
+        ((28672, 1024, 1024), 2, 512),
+    ],
+)
+def test_wide_weights_are_not_copied_for_the_gradient_of_x(sizes, num_sums, joined):
+    def loss(x, ws):
+        ys = several_weights(make_mesh(), len(sizes))(x, ws)
+        return sum(jnp.sum(y.astype(jnp.float32)) for y in ys)
+
+    x, *ws = (jax.ShapeDtypeStruct((8192, n), jnp.bfloat16) for n in (8192, *sizes))
+    jaxpr = str(jax.jit(jax.grad(loss)).trace(x, tuple(ws)).jaxpr)
+    assert jaxpr.count("matmul_reducescatter[") == num_sums
+    assert jaxpr.count("concatenate[") == (2 if joined else 0)
+    if joined:
+        assert f"bf16[8192,{joined}]{{V:tp}} = concatenate[" in jaxpr
 
 
 def test_remat_gathers_again():

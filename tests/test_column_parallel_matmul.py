@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec as P
 from sharded import column_parallel, exact, make_mesh, random_operands
 
 import entwine_jax
+from entwine_jax.ops import primitive
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 1, 3)])
@@ -87,7 +88,11 @@ def test_layers_in_a_row(check_vma):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_several_weights_have_one_derivative(check_vma):
+@pytest.mark.parametrize(("max_joined_columns", "num_sums"), [(4096, 1), (2, 2)])
+def test_several_weights_have_one_derivative(max_joined_columns, num_sums, check_vma, monkeypatch):
+    """But for wide ones, which are not copied."""
+    monkeypatch.setattr(primitive, "MAX_JOINED_COLUMNS", max_joined_columns)
+
     def loss(product):
         return lambda x, *ws: sum(jnp.sum(jnp.sin(y)) for y in product(x, *ws))
 
@@ -105,4 +110,4 @@ def test_several_weights_have_one_derivative(check_vma):
     for a, e in zip(sharded(*operands), expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
     if check_vma:
-        assert str(sharded.trace(*operands).jaxpr).count("matmul_allreduce[") == 1
+        assert str(sharded.trace(*operands).jaxpr).count("matmul_allreduce[") == num_sums

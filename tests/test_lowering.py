@@ -337,6 +337,50 @@ def test_gradient_of_the_column_parallel_product_is_one_allreduce():
     assert_no_other_communication(text)
 
 
+def schedules(text):
+    """The schedule of every custom call, by target."""
+    found = re.findall(r"custom_call @(\S+)\(.*? schedule = \{([^}]*)\}", text)
+    return {
+        target: {name: int(v) for name, v in re.findall(r"(\w+) = (\d+) : i64", struct)}
+        for target, struct in found
+    }
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+def test_a_given_schedule_is_that_of_the_op_and_not_of_its_transpose(kind):
+    # The gather cannot run the schedule that is given to the scatter: without a spare warp.
+    given = entwine_jax.Schedule(raster=7, num_spare_warps=int(kind == "allgather"))
+    product = PRODUCTS[kind](make_mesh(), schedule=given)
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(product(x, w)).astype(jnp.float32))
+
+    found = schedules(stablehlo(jax.value_and_grad(loss, (0, 1)), (M, K), (K, N)))
+    forward, transpose = (RS, AG) if kind == "reducescatter" else (AG, RS)
+    assert found[forward] == given.as_attributes()
+    # The gather's transpose is a scatter from n to k, and the reverse.
+    op = transpose.split(".")[1]
+    problem = entwine_jax.Problem(op=op, m=M, n=K, k=N, num_ranks=4)
+    assert found[transpose] == entwine_jax.select_schedule(problem).as_attributes()
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_plain_lax_that_was_asked_for_holds_for_derivatives_too(kind):
+    product = PRODUCTS[kind](make_mesh(), schedule=entwine_jax.Schedule(fused=False))
+    assert "custom_call @entwine" not in stablehlo(gradients(product), (M, K), (K, N))
+
+
+@pytest.mark.usefixtures("fused_lowering")
+def test_schedule_of_the_column_parallel_product_is_that_of_its_derivative():
+    given = entwine_jax.Schedule(raster=7)
+    text = stablehlo(gradients(column_parallel(make_mesh(), schedule=given)), (M, K), (K, N))
+    problem = entwine_jax.Problem(m=M, n=K, k=N, num_ranks=4)
+    fitted = entwine_jax.select_schedule(problem, override=given)
+    assert schedules(text) == {TARGET: fitted.as_attributes()}
+
+
 @pytest.mark.usefixtures("fused_lowering")
 @pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
 def test_second_derivatives_are_fused_too(kind):

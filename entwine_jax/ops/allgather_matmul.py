@@ -1,5 +1,6 @@
 """allgather_matmul: `all_gather(x) @ w` over mesh axes, in one kernel per GPU."""
 
+import functools
 import math
 from typing import Any
 
@@ -35,7 +36,8 @@ def allgather_matmul(
       gather_dimension: the dimension of x along which the shards are gathered. Any but the last
         one; leading ones cost no copy.
       return_gathered: whether to return the gathered x too.
-      schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose.
+      schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose, as it
+        does for the kernels of the derivatives.
 
     Returns:
       y, or (y, gathered) with `return_gathered`. y is [..., m, n] with the gathered dimension P
@@ -43,9 +45,9 @@ def allgather_matmul(
       promotes x and all weights. Like those of `lax.all_gather`, the results count as varying.
 
     The fused kernel takes what that of `matmul_allreduce` takes. The derivative with respect to x
-    is one `matmul_reducescatter` of the cotangents (of several weights: side by side). That with
-    respect to w multiplies the gathered x of the forward pass, which is kept for it; under
-    `jax.checkpoint` it is gathered again instead.
+    is a `matmul_reducescatter` of the cotangent, one for all of several weights unless these are
+    wide. That with respect to w multiplies the gathered x of the forward pass, which is kept for
+    it; under `jax.checkpoint` it is gathered again instead.
 
     Raises:
       TypeError: x or a weight is not a numeric array, or schedule is not a Schedule.
@@ -70,7 +72,8 @@ def allgather_matmul(
 
 
 def _bind(x, ws, axes, num_ranks, dimension, schedule):
-    # The first weight is the one of the fused product.
+    # The first weight is the one of the fused product. The widest hides the gather best. All side
+    # by side would be copied in every call, gate and up of Llama-3-70B on 2 GPUs in 0.2 ms.
     order = sorted(range(len(ws)), key=lambda i: -ws[i].shape[1])
     *leading, k = x.shape
     results = primitive.bind(
@@ -116,18 +119,19 @@ def _jvp(primals, tangents, **params):
     return results, dots
 
 
-def _transpose(cts, x, *ws, w_transposed, **params):
+def _transpose(cts, x, *ws, **params):
     *y_cts, gathered_ct = cts
     if not ad.is_undefined_primal(x):
-        return None, *_transpose_ws(y_cts, x, ws, w_transposed=w_transposed, **params)
-    dx = ad.Zero(x.aval)
-    joined = primitive.side_by_side(y_cts, ws, w_transposed)
-    if joined is not None:
-        dx = matmul_reducescatter_p.bind(*joined, w_transposed=not w_transposed, **params)
+        return None, *_transpose_ws(y_cts, x, ws, **params)
+    terms = [
+        matmul_reducescatter_p.bind(ct, w, **primitive.of_transpose(params))
+        for ct, w in primitive.join(y_cts, ws, params["w_transposed"])
+    ]
     if not primitive.is_zero(gathered_ct):
-        part = reference.scatter_rows(gathered_ct, params["axis_name"], params["num_batches"])
-        dx = ad.add_tangents(dx, part)
-    return dx, *(None for _ in ws)
+        terms.append(
+            reference.scatter_rows(gathered_ct, params["axis_name"], params["num_batches"])
+        )
+    return functools.reduce(ad.add_tangents, terms, ad.Zero(x.aval)), *(None for _ in ws)
 
 
 def _transpose_ws(y_cts, x, ws, *, axis_name, num_batches, w_transposed, **_):

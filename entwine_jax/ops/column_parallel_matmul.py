@@ -1,5 +1,6 @@
 """column_parallel_matmul: `x @ w` for a replicated x, with a derivative that is fused."""
 
+import functools
 import math
 from typing import Any
 
@@ -27,7 +28,8 @@ def column_parallel_matmul(
     Args:
       x: [..., m, k], replicated over `axis_name`.
       w: local shard [k, n] of a weight whose columns are sharded over `axis_name`, or a tuple of
-        such weights, as for q, k and v, whose derivatives are summed over the ranks together.
+        such weights, as for q, k and v, whose derivatives are summed over the ranks together
+        unless they are wide.
       axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks.
       schedule: how the fused kernel of the derivative runs; None lets the selector choose.
 
@@ -35,7 +37,7 @@ def column_parallel_matmul(
       [..., m, n], this rank's columns, a tuple of such arrays where w is a tuple; in the dtype to
       which JAX promotes x and all weights.
 
-    The product itself needs no communication. Its derivative with respect to x is one
+    The product itself needs no communication. Its derivative with respect to x is a
     `matmul_allreduce` of the cotangent, where plain autodiff gives a product and then a psum. That
     needs a shard_map that knows x to be replicated: with check_vma=False, and for an x that varies
     over `axis_name`, this is `x @ w` and nothing else, whose sum stands where JAX puts it.
@@ -103,6 +105,7 @@ def _jvp(primals, tangents, **params):
 
 
 def _transpose(cts, x, *ws, w_transposed, **params):
+    # Of the two ops that transpose each other only one communicates, so a schedule is always its.
     if not ad.is_undefined_primal(x):
         x = lax.pcast(x, params["axis_name"], to="varying")
         return None, *(
@@ -111,11 +114,11 @@ def _transpose(cts, x, *ws, w_transposed, **params):
             else primitive.weight_cotangent(x, ct, w_transposed)
             for ct, w in zip(cts, ws, strict=True)
         )
-    dx = ad.Zero(x.aval)
-    joined = primitive.side_by_side(cts, ws, w_transposed)
-    if joined is not None:
-        dx = matmul_allreduce_p.bind(*joined, w_transposed=not w_transposed, **params)
-    return dx, *(None for _ in ws)
+    terms = [
+        matmul_allreduce_p.bind(ct, w, w_transposed=not w_transposed, **params)
+        for ct, w in primitive.join(cts, ws, w_transposed)
+    ]
+    return functools.reduce(ad.add_tangents, terms, ad.Zero(x.aval)), *(None for _ in ws)
 
 
 ad.primitive_jvps[column_parallel_matmul_p] = _jvp

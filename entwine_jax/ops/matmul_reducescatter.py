@@ -32,7 +32,8 @@ def matmul_reducescatter(
       axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks P.
       scatter_dimension: the dimension of x, hence of x @ w, that is split into P blocks of equal
         size, block r for rank r. Any but the last one; leading ones cost no copy.
-      schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose.
+      schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose, as it
+        does for the kernels of the derivatives.
 
     Returns:
       The shape of x @ w with the scattered dimension divided by P, in the dtype to which JAX
@@ -76,8 +77,8 @@ def _abstract_eval(x, w, *, num_ranks, w_transposed, **_):
     return x.update(shape=(x.shape[0] // num_ranks, primitive.num_columns(w, w_transposed)))
 
 
-def _transpose_x(ct, x, w, *, w_transposed, **params):
-    return allgather_matmul_p.bind(ct, w, w_transposed=not w_transposed, **params)[0]
+def _transpose_x(ct, x, w, **params):
+    return allgather_matmul_p.bind(ct, w, **primitive.of_transpose(params))[0]
 
 
 def _transpose_w(ct, x, w, *, axis_name, num_batches, w_transposed, **_):
@@ -126,11 +127,11 @@ def _jvp_of_tangent(primals, tangents, **params):
     return y_dot, functools.reduce(ad.add_jaxvals, [term for term in terms if term is not None])
 
 
-def _transpose_tangent(ct, x, w, x_dot, w_dot, *, w_transposed, **params):
+def _transpose_tangent(ct, x, w, x_dot, w_dot, **params):
     if primitive.is_zero(ct):
         return None, None, ad.Zero(x_dot.aval), ad.Zero(w_dot.aval)
-    dx, gathered = allgather_matmul_p.bind(ct, w, w_transposed=not w_transposed, **params)
-    return None, None, dx, primitive.weight_cotangent(x, gathered, w_transposed)
+    dx, gathered = allgather_matmul_p.bind(ct, w, **primitive.of_transpose(params))
+    return None, None, dx, primitive.weight_cotangent(x, gathered, params["w_transposed"])
 
 
 def _batch_tangent(axis_data, operands, dims, **params):

@@ -11,6 +11,8 @@ from sharded import PRODUCTS, exact, gathering, make_mesh, scattering
 
 import entwine_jax
 from entwine_jax import Schedule, lowering, reference
+from entwine_jax.ops import primitive
+from entwine_jax.schedule import select
 
 pytestmark = pytest.mark.gpu
 
@@ -19,6 +21,16 @@ SCATTER, GATHER, REDUCE = (
     for op in ("matmul_reducescatter", "allgather_matmul", "matmul_allreduce")
 )
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128, num_spare_warps=2)
+
+
+@pytest.fixture
+def always_fused(monkeypatch):
+    """Fuses small problems too, and derivatives, which do not take the op's schedule."""
+
+    def decide(*args, override=None, **kwargs):
+        return select.decide(*args, override=override or WIDE, **kwargs)
+
+    monkeypatch.setattr(lowering, "decide", decide)
 
 
 def num_gpus():
@@ -126,6 +138,7 @@ def test_gathered_x_and_several_weights():
     )
 
 
+@pytest.mark.usefixtures("always_fused")
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("name", list(PRODUCTS))
 def test_gradients(name, check_vma):
@@ -140,7 +153,7 @@ def test_gradients(name, check_vma):
 
         return jax.grad(loss, (0, 1))
 
-    fused = grads(PRODUCTS[name](mesh, check_vma=check_vma, schedule=WIDE))
+    fused = grads(PRODUCTS[name](mesh, check_vma=check_vma))
     calls = target_calls(fused, x, w)
     expected_calls = {
         "allreduce": {},
@@ -154,6 +167,38 @@ def test_gradients(name, check_vma):
     actual = jax.jit(fused)(x, w)
     expected = grads(jnp.matmul)(x.astype(jnp.float32), w.astype(jnp.float32))
     for a, e in zip(actual, expected, strict=True):
+        a = np.asarray(a, np.float32)
+        assert np.linalg.norm(a - e) <= 2e-2 * np.linalg.norm(e)
+
+
+@pytest.mark.usefixtures("always_fused")
+@pytest.mark.parametrize("max_joined_columns", [4096, 128])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_gradients_of_several_weights(gathers, max_joined_columns, monkeypatch):
+    """The widest stands alone, or with the others in one sum over the ranks."""
+    monkeypatch.setattr(primitive, "MAX_JOINED_COLUMNS", max_joined_columns)
+    mesh = make_mesh((num_gpus(),))
+    x, w = operands((520,), 512, 512 * num_gpus())
+    ws = (w, w[:, : 128 * num_gpus()], w[:, : 64 * num_gpus()])
+    op = entwine_jax.allgather_matmul if gathers else entwine_jax.column_parallel_matmul
+    product = jax.shard_map(
+        lambda x, *ws: op(x, ws, "tp"),
+        mesh=mesh,
+        in_specs=(P("tp") if gathers else P(), *(P(None, "tp"),) * 3),
+        out_specs=(P(None, "tp"),) * 3,
+    )
+
+    def grads(f):
+        def loss(x, *ws):
+            return sum(jnp.sum(jnp.sin(y.astype(jnp.float32))) for y in f(x, *ws))
+
+        return jax.grad(loss, (0, 1, 2, 3))
+
+    calls = target_calls(grads(product), x, *ws)
+    assert calls[SCATTER if gathers else REDUCE] == (1 if max_joined_columns == 4096 else 2)
+    actual = jax.jit(grads(product))(x, *ws)
+    wide = [v.astype(jnp.float32) for v in (x, *ws)]
+    for a, e in zip(actual, grads(lambda x, *ws: [x @ w for w in ws])(*wide), strict=True):
         a = np.asarray(a, np.float32)
         assert np.linalg.norm(a - e) <= 2e-2 * np.linalg.norm(e)
 
