@@ -1,4 +1,4 @@
-"""The command line: `python -m entwine_jax doctor | bench | explain`."""
+"""The command line: `python -m entwine_jax doctor | bench | tune | explain`."""
 
 import argparse
 import importlib
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "doctor": ("entwine_jax.doctor", "check what the fused kernel needs, with remedies"),
     "bench": ("entwine_jax.bench.command", "verify, then time against plain lax"),
+    "tune": ("entwine_jax.tune.command", "time schedules, and keep the fastest in a table"),
     "explain": ("entwine_jax.schedule.explain", "say which schedule a problem gets, and why"),
 }
 

@@ -3,6 +3,8 @@
 ENTWINE_JAX_DISABLE            1: plain lax everywhere (default 0)
 ENTWINE_JAX_DEADLINE_SECONDS   longest wait inside a kernel before it gives up (default 10)
 ENTWINE_JAX_WORKSPACE_MIB      peer memory a GPU, for all groups together (default 512)
+ENTWINE_JAX_MEASURED           file or folder with the user's tables of schedules and profiles of
+                               hardware (default: the cache folder); off: no measured ones at all
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ class Configuration:
     disabled: bool = False
     deadline_seconds: float = 10.0
     workspace_mib: int = 512
+    measured: str = ""
 
     def __post_init__(self):
         if not isinstance(self.disabled, bool):
@@ -29,6 +32,8 @@ class Configuration:
             )
         if self.workspace_mib < 1:
             raise ValueError(f"workspace_mib must be at least 1, but it is {self.workspace_mib!r}.")
+        if not isinstance(self.measured, str):
+            raise TypeError(f"measured must be a str, but it is {self.measured!r}.")
 
     @property
     def workspace_bytes(self) -> int:
@@ -41,7 +46,7 @@ def current() -> Configuration:
 
 
 def configure(**changes: Any) -> Configuration:
-    """Changes settings by name (`disabled`, `deadline_seconds`, `workspace_mib`).
+    """Changes settings by name (`disabled`, `deadline_seconds`, `workspace_mib`, `measured`).
 
     Programs that are already compiled keep their path (fused or lax); call this first.
     """
@@ -69,6 +74,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "ENTWINE_JAX_DISABLE": ("disabled", {"": False, "0": False, "1": True}.__getitem__, "0 or 1"),
     "ENTWINE_JAX_DEADLINE_SECONDS": ("deadline_seconds", float, "a number of seconds above 0"),
     "ENTWINE_JAX_WORKSPACE_MIB": ("workspace_mib", int, "a whole number of MiB, at least 1"),
+    "ENTWINE_JAX_MEASURED": ("measured", str, "a path, or off"),
 }
 
 _overridden: Configuration | None = None

@@ -24,9 +24,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from entwine_jax import configuration, reference, runtime, workspace
+from entwine_jax import configuration, reference, runtime, selection, workspace
 from entwine_jax.schedule import Problem, Schedule
-from entwine_jax.schedule.select import decide
 
 FUSED_DTYPES = ("bfloat16", "float16")
 ALIGNMENT = 8  # elements: rows of x, w and y start on 16 bytes, as TMA requires
@@ -151,7 +150,7 @@ def _plan(
         dtype=dtype,
         hardware=runtime.hardware(),
     )
-    decision = decide(problem, slot_bytes, override=schedule)
+    decision = selection.decide(problem, slot_bytes, override=schedule)
     if not decision.schedule.fused:
         return decision.reason
     return FusedCall(groups, slot_bytes, decision.schedule, decision.reason)

@@ -10,7 +10,8 @@ import pytest
 
 from entwine_jax.__main__ import main
 from entwine_jax.bench import measure, programs, report, timing, verify
-from entwine_jax.bench.cases import CORE, SUITE, Shape, parse_shapes
+from entwine_jax.bench.cases import CORE, HELD_OUT, SUITE, Shape, parse_shapes
+from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.ops import AXIS, OPS, TimedOp
 
 SHAPES = "16,64,256;40,24,128"
@@ -203,21 +204,28 @@ def test_short_calls_get_longer_dispatches():
     assert timing.num_calls(32, 4, 5000.0) == 32
 
 
-def test_fraction_speed_up_and_geomean():
-    result = measure.Measurement(
-        shape=Shape(1, 8, 8),
-        num_ranks=2,
-        dtype="bfloat16",
-        num_calls=32,
-        matmul_us=80.0,
-        lax_us=150.0,
-        ours_us=100.0,
-        bound_us=90.0,
-        predicted_us=99.0,
-        error_ratio=1.0,
-        schedule="tile 128x256",
-        lax_reason="",
+def make_measurement(**values):
+    return measure.Measurement(
+        **{
+            "shape": Shape(1, 8, 8),
+            "num_ranks": 2,
+            "dtype": "bfloat16",
+            "num_calls": 32,
+            "matmul_us": 80.0,
+            "lax_us": 150.0,
+            "ours_us": 100.0,
+            "bound_us": 90.0,
+            "predicted_us": 99.0,
+            "error_ratio": 1.0,
+            "schedule": "tile 128x256",
+            "lax_reason": "",
+            **values,
+        }
     )
+
+
+def test_fraction_speed_up_and_geomean():
+    result = make_measurement()
     assert result.fraction == pytest.approx(0.9)
     assert result.speed_up == pytest.approx(1.5)
     assert report.geomean([1.0, 4.0]) == pytest.approx(2.0)
@@ -225,9 +233,28 @@ def test_fraction_speed_up_and_geomean():
     assert report.geomean([]) is None
 
 
+def test_prediction_error_is_printed_and_kept(tmp_path):
+    predicted = [None, *(100.0 + error for error in range(-10, 11))]
+    results = [make_measurement(predicted_us=us) for us in predicted]
+    error = report.prediction_error(results)
+    assert error == pytest.approx((0.05, 0.1))
+    assert report.prediction_error(results[:1]) is None
+    machine, settings = describe_machine(4), measure.Settings()
+    assert "median error 5.0%, 95th percentile 10.0%" in report.text(machine, settings, results)
+    assert "median error" not in report.text(machine, settings, results[:1])
+    for some, expected in ((results, {"median": 0.05, "percentile_95": 0.1}), (results[:1], None)):
+        report.write_json(tmp_path / "bench.json", machine, settings, some)
+        document = json.loads((tmp_path / "bench.json").read_text())
+        assert document["prediction_error"] == pytest.approx(expected)
+
+
 def test_shapes_are_read_and_checked():
     assert parse_shapes("1,2,3; 4,5,6;") == (Shape(1, 2, 3), Shape(4, 5, 6))
     assert set(CORE) < set(SUITE)
+    assert parse_shapes("held-out;core;1,2,3") == (*HELD_OUT, *CORE, Shape(1, 2, 3))
+    assert len(set(HELD_OUT) - set(SUITE)) == 20
+    for shape in HELD_OUT:
+        assert all(op.why_not(shape, 8) is None for op in OPS.values())
     for wrong in ("1,2", "1,2,3,4", "a,b,c", "0,8,8"):
         with pytest.raises(ValueError, match="shape"):
             parse_shapes(wrong)

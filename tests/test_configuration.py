@@ -7,7 +7,7 @@ from entwine_jax.configuration import Configuration, from_environment
 
 
 def test_defaults():
-    assert from_environment({}) == Configuration(False, 10.0, 512)
+    assert from_environment({}) == Configuration(False, 10.0, 512, "")
     assert Configuration().workspace_bytes == 512 * 2**20
 
 
@@ -16,8 +16,9 @@ def test_every_variable():
         "ENTWINE_JAX_DISABLE": "1",
         "ENTWINE_JAX_DEADLINE_SECONDS": "2.5",
         "ENTWINE_JAX_WORKSPACE_MIB": "64",
+        "ENTWINE_JAX_MEASURED": "off",
     }
-    assert from_environment(environ) == Configuration(True, 2.5, 64)
+    assert from_environment(environ) == Configuration(True, 2.5, 64, "off")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,12 @@ def test_configure_overrides_the_environment(monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [({"workspace_mib": 0}, ValueError), ({"disabled": 1}, TypeError), ({"nope": 1}, TypeError)],
+    [
+        ({"workspace_mib": 0}, ValueError),
+        ({"disabled": 1}, TypeError),
+        ({"measured": None}, TypeError),
+        ({"nope": 1}, TypeError),
+    ],
 )
 def test_configure_rejects(monkeypatch, changes, error):
     monkeypatch.setattr(configuration, "_overridden", None)

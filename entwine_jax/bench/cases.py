@@ -1,4 +1,4 @@
-"""The shapes that are timed when none are given: projections of well-known transformers."""
+"""The shapes that are timed by name or when none are given: projections of known transformers."""
 
 from typing import NamedTuple
 
@@ -40,13 +40,41 @@ MODELS = {
 SUITE = CORE + tuple(Shape(m, n, k) for n, k in MODELS.values() for m in (2048, 8192))
 
 
+# Nothing was fitted to these: the output and down projections of other transformers.
+HELD_OUT = (
+    Shape(4096, 4096, 11008),  # Llama-2-7B down
+    Shape(16384, 4096, 4096),  # Llama-2-7B output
+    Shape(2048, 5120, 13824),  # Llama-2-13B down
+    Shape(8192, 5120, 5120),  # Llama-2-13B output
+    Shape(3072, 6144, 16384),  # Mixtral-8x22B down
+    Shape(6144, 6144, 6144),  # Mixtral-8x22B output
+    Shape(4096, 5120, 27648),  # Qwen2.5-32B down
+    Shape(1024, 3584, 18944),  # Qwen2.5-7B down
+    Shape(2048, 4608, 36864),  # Gemma-2-27B down
+    Shape(12288, 4608, 4096),  # Gemma-2-27B output
+    Shape(8192, 3584, 14336),  # Gemma-2-9B down
+    Shape(1536, 14848, 59392),  # Falcon-180B down
+    Shape(4096, 5120, 17920),  # Phi-3-medium down
+    Shape(1024, 12288, 33792),  # Command R+ down
+    Shape(4096, 12288, 12288),  # Command R+ output
+    Shape(16384, 7168, 20480),  # Yi-34B down
+    Shape(512, 7168, 7168),  # Yi-34B output
+    Shape(6144, 8192, 22016),  # DeepSeek-67B down
+    Shape(2048, 9216, 36864),  # OPT-66B down
+    Shape(512, 14336, 57344),  # BLOOM-176B down
+)
+
+NAMED = {"core": CORE, "suite": SUITE, "held-out": HELD_OUT}
+
+
 def parse_shapes(text: str) -> tuple[Shape, ...]:
-    """Reads `m,n,k;m,n,k`.
+    """Reads `m,n,k;m,n,k`; the names core, suite and held-out stand for the lists above.
 
     Raises:
         ValueError: a shape that is not three ints of 1 or more.
     """
-    return tuple(_parse_shape(part) for part in text.split(";") if part.strip())
+    parts = filter(None, (part.strip() for part in text.split(";")))
+    return tuple(shape for part in parts for shape in NAMED.get(part) or (_parse_shape(part),))
 
 
 def _parse_shape(text: str) -> Shape:

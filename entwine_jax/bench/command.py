@@ -109,7 +109,7 @@ def _measure_all(
     mesh = programs.make_mesh(num_ranks)
     num_programs = len(settings.timed_op.calls(None))
     results = []
-    with progress(len(shapes), num_programs * settings.num_rounds) as start_shape:
+    with progress(len(shapes) * num_programs * settings.num_rounds) as start_shape:
         for position, shape in enumerate(shapes):
             on_dispatch = start_shape(f"m,n,k = {shape}")
             results.append(measure(mesh, shape, settings, seed + position, on_dispatch))

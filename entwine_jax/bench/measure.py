@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from entwine_jax import configuration, lowering, workspace
+from entwine_jax import configuration, lowering, selection, workspace
 from entwine_jax.bench import programs, timing, verify
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S, predict, predict_lax
-from entwine_jax.schedule.select import decide
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,9 @@ def measure(
     device = mesh.devices.flat[0]
     hardware = hardware_for(device.device_kind)
     op = settings.timed_op
-    problem = op.problem(shape, mesh.size, dtype=settings.dtype, hardware=hardware or H200)
+    problem = selection.as_measured(
+        op.problem(shape, mesh.size, dtype=settings.dtype, hardware=hardware or H200)
+    )
     schedule, lax_reason = _path(problem, settings.schedule)
     inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(settings.dtype), seed)
     timed = programs.make_programs(mesh, op, op.calls(settings.schedule))
@@ -134,7 +135,7 @@ def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
         return Schedule(fused=False), reason
     # The bench has one device group, the first of its process.
     slot_bytes = workspace.share(0, configuration.current().workspace_bytes)
-    decision = decide(problem, slot_bytes, override)
+    decision = selection.decide(problem, slot_bytes, override)
     return decision.schedule, "" if decision.schedule.fused else decision.reason
 
 

@@ -9,8 +9,8 @@ StartShape = Callable[[str], Callable[[], None]]
 
 
 @contextlib.contextmanager
-def progress(num_shapes: int, dispatches_per_shape: int) -> Iterator[StartShape]:
-    """Shows progress over all shapes while the context is open."""
+def progress(total_dispatches: int) -> Iterator[StartShape]:
+    """Shows progress over the dispatches of all shapes while the context is open."""
     try:
         import rich.console
         import rich.progress
@@ -19,8 +19,7 @@ def progress(num_shapes: int, dispatches_per_shape: int) -> Iterator[StartShape]
         return
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(console=console, transient=True) as bar:
-        total = num_shapes * dispatches_per_shape
-        task = bar.add_task("", total=total)
+        task = bar.add_task("", total=total_dispatches)
 
         def start_bar(name: str) -> Callable[[], None]:
             bar.update(task, description=name)

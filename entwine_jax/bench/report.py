@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from entwine_jax.bench.machine import Machine
 from entwine_jax.bench.measure import Measurement, Settings
@@ -47,6 +50,22 @@ def geomean(values: Iterable[float | None]) -> float | None:
     return math.exp(sum(math.log(value) for value in known if value is not None) / len(known))
 
 
+class PredictionError(NamedTuple):
+    """|predicted / measured - 1| of the op's time, over the shapes."""
+
+    median: float
+    percentile_95: float
+
+
+def prediction_error(results: Sequence[Measurement]) -> PredictionError | None:
+    """How far the cost model is off; None where nothing was predicted."""
+    errors = [abs(r.predicted_us / r.ours_us - 1) for r in results if r.predicted_us is not None]
+    if not errors:
+        return None
+    median, percentile_95 = np.percentile(errors, (50, 95))
+    return PredictionError(float(median), float(percentile_95))
+
+
 def cells(result: Measurement) -> tuple[str, ...]:
     """One line of the table."""
     return (
@@ -64,17 +83,21 @@ def cells(result: Measurement) -> tuple[str, ...]:
 
 def text(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
     """The table with aligned columns, its means and its notes."""
-    rows = [columns(settings), *map(cells, results), _mean_cells(results)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = [
+    lines = aligned([columns(settings), *map(cells, results), _mean_cells(results)])
+    return "\n".join([_title(machine, settings), *lines, *_notes(settings, results)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table; its first and last columns are text, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
         "  ".join(
             # Text is flush left, numbers flush right.
-            cell.ljust(width) if i in (0, len(COLUMNS) - 1) else cell.rjust(width)
+            cell.ljust(width) if i in (0, len(widths) - 1) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([_title(machine, settings), *lines, *_notes(settings, results)])
 
 
 def markdown(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
@@ -89,6 +112,7 @@ def write_json(
     path: Path, machine: Machine, settings: Settings, results: Sequence[Measurement]
 ) -> None:
     """Writes everything that was measured, with machine, settings and geometric means."""
+    error = prediction_error(results)
     document = {
         "machine": asdict(machine),
         "settings": {**asdict(settings), "schedule": str(settings.schedule or "chosen by model")},
@@ -96,6 +120,7 @@ def write_json(
             "fraction": geomean(result.fraction for result in results),
             "speed_up": geomean(result.speed_up for result in results),
         },
+        "prediction_error": error and error._asdict(),
         "results": [_record(result) for result in results],
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
@@ -160,7 +185,14 @@ def _notes(settings: Settings, results: Sequence[Measurement]) -> list[str]:
         lax=settings.timed_op.lax_label,
         sizes=GATHERED_SIZES if settings.op == "ag" else "",
     )
-    return [legend, *(f"lax: {reason}" for reason in reasons)]
+    notes = [legend, *(f"lax: {reason}" for reason in reasons)]
+    error = prediction_error(results)
+    if error is not None:
+        notes.append(
+            f"Predicted against measured time: median error {error.median:.1%}, 95th percentile "
+            f"{error.percentile_95:.1%}."
+        )
+    return notes
 
 
 def _number(value: float | None, digits: int) -> str:

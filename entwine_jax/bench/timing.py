@@ -56,3 +56,12 @@ def interleaved_medians(
             times[name].append((time.perf_counter() - start) * 1e6 / calls_per_dispatch)
             after_dispatch()
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def queued_us(program: Callable[[], object]) -> float:
+    """Time of one dispatch that waits in the queue behind another: the host's work is hidden."""
+    first, second = program(), program()
+    jax.block_until_ready(first)
+    start = time.perf_counter()
+    jax.block_until_ready(second)
+    return (time.perf_counter() - start) * 1e6

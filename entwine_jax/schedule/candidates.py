@@ -15,6 +15,9 @@ ALIGNMENT = 8
 # where they cost no extra wave: 4 do so at power-of-two shapes. Mixing the two brought nothing.
 PLACEMENTS = ((0, 1), (0, 2), (2, 0), (4, 0), (8, 0), (16, 0), (0, 0))
 
+# (raster, push_spread) that tuning tries beside the defaults, which all candidates have.
+VARIATIONS = ((8, 80), (32, 80), (16, 0), (16, 40))
+
 # Slots are double-buffered by the parity of the epoch.
 NUM_PARITIES = 2
 
@@ -199,6 +202,20 @@ def candidates(
             else:
                 legal.append(fitted)
     return tuple(legal), tuple(rejected)
+
+
+def tuning_candidates(
+    problem: Problem, slot_bytes: int
+) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
+    """What tuning measures, at most 24: the candidates, and variations of the usual placement."""
+    legal, rejected = candidates(problem, slot_bytes)
+    varied = [
+        replace(schedule, raster=raster, push_spread=push_spread)
+        for schedule in legal
+        if (schedule.num_comm_ctas, schedule.num_spare_warps) == PLACEMENTS[0]
+        for raster, push_spread in VARIATIONS
+    ]
+    return (*legal, *varied), rejected
 
 
 def _ranks_without_tiles(problem: Problem, schedule: Schedule) -> bool:

@@ -4,8 +4,17 @@ All rates are sustained ones, under the power limit of the GPU, not data-sheet p
 a few milliseconds runs about 10% faster, but a training step is not a burst.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from entwine_jax.schedule.document import RefusedError, body, head, record
+
+FORMAT = "entwine_jax.hardware"
+
+# What is measured may differ from the built-in profile by this factor; more is a mistake.
+MAX_FACTOR = 10.0
 
 
 class Collective(NamedTuple):
@@ -112,3 +121,45 @@ def hardware_for(device_kind: str) -> Hardware | None:
     if any(word in _UNLIKE_SXM for word in words):
         return None
     return next((PROFILES[word] for word in words if word in PROFILES), None)
+
+
+def format_profile(name: str, measured: Mapping[str, float | Collective], version: str) -> str:
+    """The document of what was measured of a GPU model: fields of `Hardware` by name."""
+    values = {
+        field: value._asdict() if isinstance(value, Collective) else value
+        for field, value in measured.items()
+    }
+    return json.dumps({**head(FORMAT, version), "hardware": name, "measured": values}) + "\n"
+
+
+def parse_profile(document: object, version: str) -> Hardware:
+    """The built-in profile of a GPU model with what was measured in its place.
+
+    Raises:
+        RefusedError: says what is wrong.
+    """
+    found = body(document, FORMAT, version, {"hardware": str, "measured": dict})
+    if found["hardware"] not in PROFILES:
+        raise RefusedError(f"hardware must be one of {', '.join(PROFILES)}")
+    profile = PROFILES[found["hardware"]]
+    measurable = {k: v for k, v in vars(profile).items() if k not in ("name", "num_sms")}
+    measured: dict[str, Any] = {}
+    for name, value in found["measured"].items():
+        if name not in measurable:
+            raise RefusedError(f"measured has the unknown field {name[:40]!r}")
+        known = measurable[name]
+        if isinstance(known, Collective):
+            parts = record(value, name, dict.fromkeys(Collective._fields, float))
+            for part, number in parts.items():
+                _check_near(f"{name}.{part}", number, getattr(known, part))
+            measured[name] = Collective(**{part: float(v) for part, v in parts.items()})
+        else:
+            record({name: value}, "measured", {name: float})
+            _check_near(name, value, known)
+            measured[name] = float(value)
+    return replace(profile, **measured)
+
+
+def _check_near(name: str, value: float, known: float) -> None:
+    if not known / MAX_FACTOR <= value <= known * MAX_FACTOR:
+        raise RefusedError(f"{name} = {value:.4g}: must be within {MAX_FACTOR:.0f}x of {known:g}")

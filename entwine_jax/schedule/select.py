@@ -1,22 +1,29 @@
-"""Chooses the schedule of a problem. Same problem, same slots, same choice: on every rank."""
+"""Chooses the schedule of a problem: the one given, else a measured one, else by the model.
+
+Same problem, same slots, same table, same choice: on every rank.
+"""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from entwine_jax.schedule.candidates import Rejection, candidates, fit
 from entwine_jax.schedule.cost_model import Prediction, predict, predict_lax
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.table import EMPTY, Table
 
 # What the first device group of a process gets of the default workspace.
 DEFAULT_SLOT_BYTES = 256 * 2**20
 
-# The fused kernel is taken only where it is predicted to be this much faster than lax. It covers
-# the part of the model's error that is not common to both predictions.
+# The fused kernel is taken only where it is this much faster than lax, predicted or measured. It
+# covers the part of the model's error that is not common to both predictions, and noise.
 MARGIN = 0.03
 
 # With fewer rows than this a matmul is bound by reading its weights, which the tile time of the
-# model does not describe, and no fused time has been measured.
+# model does not describe.
 FEWEST_ROWS = 256
+
+Source = Literal["override", "table", "model"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Decision:
 
     Attributes:
         schedule: the choice; `fused=False` for plain lax.
+        source: where it comes from; "model" too where no schedule can run.
         reason: one sentence.
         lax: predicted time of plain lax.
         ranked: predicted times of all legal fused schedules, cheapest first.
@@ -32,6 +40,7 @@ class Decision:
     """
 
     schedule: Schedule
+    source: Source
     reason: str
     lax: Prediction
     ranked: tuple[Prediction, ...]
@@ -43,33 +52,41 @@ def select_schedule(
     *,
     slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
+    table: Table = EMPTY,
 ) -> Schedule:
-    """The cheapest schedule by the cost model, or plain lax where fusing is not predicted to win.
+    """The schedule that was measured to be best, or else is by the cost model; lax where it wins.
 
     Args:
         problem: op, global shape, dtype, number of ranks and hardware.
         slot_bytes: slot memory of the device group on each GPU.
-        override: taken instead of the model's choice wherever it can run the problem, with the
-            rows per launch that the slots allow; plain lax where it cannot.
+        override: taken instead wherever it can run the problem, with the rows per launch that the
+            slots allow; plain lax where it cannot.
+        table: measured schedules; the model chooses for problems that it does not hold.
     """
-    return decide(problem, slot_bytes, override).schedule
+    return decide(problem, slot_bytes, override, table).schedule
 
 
 def decide(
     problem: Problem,
     slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
+    table: Table = EMPTY,
 ) -> Decision:
     """`select_schedule` with its reasons."""
     legal, rejected = candidates(problem, slot_bytes)
     # Sorting is stable, so equal predictions keep the order of the candidates.
     ranked = tuple(sorted((predict(problem, s) for s in legal), key=lambda p: p.total_us))
     lax = predict_lax(problem)
+    source: Source = "model"
     if override is not None:
+        source = "override"
         schedule, reason = _apply_override(problem, slot_bytes, override)
+    elif (measured := _from_table(problem, slot_bytes, table)) is not None:
+        source = "table"
+        schedule, reason = measured
     else:
         schedule, reason = _cheapest(problem, lax, ranked, rejected)
-    return Decision(schedule, reason, lax, ranked, rejected)
+    return Decision(schedule, source, reason, lax, ranked, rejected)
 
 
 def _apply_override(problem: Problem, slot_bytes: int, override: Schedule) -> tuple[Schedule, str]:
@@ -79,6 +96,17 @@ def _apply_override(problem: Problem, slot_bytes: int, override: Schedule) -> tu
     if isinstance(fitted, Rejection):
         return Schedule(fused=False), f"the schedule that was given cannot run: {fitted.reason}"
     return fitted, "the schedule was given"
+
+
+def _from_table(problem: Problem, slot_bytes: int, table: Table) -> tuple[Schedule, str] | None:
+    entry = table.lookup(problem)
+    # Split for other slots than those it was measured with, it is a schedule of unknown time.
+    if entry is None or fit(problem, entry.schedule, slot_bytes) != entry.schedule:
+        return None
+    times = f"measured: {entry.fused_us:.1f} us, lax {entry.lax_us:.1f} us"
+    if entry.fused_us > (1 - MARGIN) * entry.lax_us:
+        return Schedule(fused=False), f"{times}: not {MARGIN:.0%} faster"
+    return entry.schedule, times
 
 
 def _cheapest(

@@ -1,0 +1,55 @@
+"""The files that tuning writes: a table for the selector and, on request, all times."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from entwine_jax import measured
+from entwine_jax.bench.machine import describe_machine
+from entwine_jax.schedule.document import RefusedError
+from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.table import Key, Table, format_table
+from entwine_jax.tune.record import Record, read_records, write_records
+from entwine_jax.version import __version__
+
+
+def default_table() -> Path:
+    """Where the selector finds the user's own table."""
+    return measured.folder() / "schedules.json"
+
+
+class Files:
+    """A table and all times, both complete after every problem.
+
+    Args:
+        table_path: the table; entries that it has are kept.
+        times_path: all times, or None to write none.
+
+    Raises:
+        ValueError: a file is there, but holds something else.
+    """
+
+    def __init__(self, table_path: Path, times_path: Path | None) -> None:
+        self.table_path, self.times_path = table_path, times_path
+        path = table_path
+        try:
+            self._table = measured.read_table(path)
+            path = times_path
+            self.records = [] if path is None else read_records(path)
+        except RefusedError as error:
+            raise ValueError(f"{path} is not overwritten: {error}") from None
+
+    def hold(self, problem: Problem) -> bool:
+        """Whether the problem is in all of them."""
+        key = Key.of(problem)
+        recorded = any(record.key == key for record in self.records)
+        return key in self._table.entries and (recorded or self.times_path is None)
+
+    def add(self, record: Record) -> None:
+        """Writes what was measured on one problem."""
+        # Read again, as another process may have added to it meanwhile.
+        self._table = measured.read_table(self.table_path) | Table({record.key: record.entry})
+        measured.write(self.table_path, format_table(self._table, __version__))
+        self.records = [other for other in self.records if other.key != record.key] + [record]
+        if self.times_path is not None:
+            machine = asdict(describe_machine(record.key.num_ranks))
+            write_records(self.times_path, self.records, machine)

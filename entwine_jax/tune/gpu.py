@@ -1,0 +1,88 @@
+"""Times schedules with the kernel driver, without compiling a program for each, and plain lax."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from entwine_jax import runtime
+from entwine_jax.bench import programs, timing
+from entwine_jax.bench.cases import Shape
+from entwine_jax.bench.measure import WrongResultError
+from entwine_jax.bench.ops import OPS
+from entwine_jax.schedule.cost_model import predict, predict_lax
+from entwine_jax.schedule.problem import ALLGATHER, Problem
+from entwine_jax.schedule.schedule import Schedule
+
+# As long as a dispatch of lax, so that both run at the clock of sustained work.
+MEASUREMENT_US = timing.SHORTEST_DISPATCH_US
+FEWEST_CALLS = 8
+
+NUM_VERIFIED_CALLS = 3
+
+
+class GpuTimer:
+    """Times calls of one problem after the other, one rank on each of the first GPUs."""
+
+    def __init__(self) -> None:
+        self._lax: tuple[Problem, int, Callable[[], object]] | None = None
+
+    def fused_us(self, problem: Problem, schedule: Schedule) -> float:
+        """Time of one call with this schedule, slowest rank, in us."""
+        predicted_us = predict(problem, schedule).total_us
+        num_calls = max(FEWEST_CALLS, round(MEASUREMENT_US / predicted_us))
+        return _drive(problem, schedule, num_calls=0, num_timed_calls=num_calls)["microseconds"]
+
+    def lax_us(self, problem: Problem) -> float:
+        """Time of one call of the matmul and the collective of plain lax in us."""
+        if self._lax is None or self._lax[0] != problem:
+            self._lax = None  # frees its arrays first
+            self._lax = (problem, *_lax_program(problem))
+        _, num_calls, program = self._lax
+        return timing.queued_us(program) / num_calls
+
+    def verify(self, problem: Problem, schedule: Schedule) -> None:
+        """Compares results of this schedule with exact ones.
+
+        Raises:
+            WrongResultError: an element is wrong.
+        """
+        result = _drive(problem, schedule, num_calls=NUM_VERIFIED_CALLS)
+        wrong = result["wrong_elements"] + result["wrong_partials"]
+        if wrong:
+            raise WrongResultError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")
+
+
+def _drive(problem: Problem, schedule: Schedule, **calls: int) -> dict[str, float]:
+    ffi = runtime.load_ffi()
+    assert ffi is not None
+    sizes = {
+        "op": problem.op,
+        "m": problem.m,
+        "n": problem.n_local,
+        "k": problem.k_local,
+        "num_batches": problem.num_batches,
+        "w_transposed": 0,
+    }
+    return ffi.run_virtual_ranks(
+        [sizes | schedule.as_attributes()],
+        problem.num_ranks,
+        list(range(problem.num_ranks)),
+        problem.dtype,
+        problem.hardware.num_sms,
+        **calls,
+    )
+
+
+def _lax_program(problem: Problem) -> tuple[int, Callable[[], object]]:
+    """The number of calls of a dispatch, and the dispatch."""
+    (op,) = (op for op in OPS.values() if op.name == problem.op)
+    n, k = (problem.k, problem.n) if problem.op == ALLGATHER else (problem.n, problem.k)
+    mesh = programs.make_mesh(problem.num_ranks)
+    shape = Shape(problem.m, n, k)
+    inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(problem.dtype), seed=0)
+    # The driver has one weight too: what the L2 cache keeps of it helps both.
+    x, weights = inputs.x, inputs.weights[:1] * programs.NUM_WEIGHTS
+    num_calls = timing.num_calls(FEWEST_CALLS, programs.NUM_WEIGHTS, predict_lax(problem).total_us)
+    program = programs.make_programs(mesh, op, op.calls(None))["lax"]
+    compiled = programs.repeated(program, num_calls)
+    return num_calls, lambda: compiled(x, weights)

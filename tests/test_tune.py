@@ -1,0 +1,313 @@
+"""Tuning with an injected timer: what is measured, kept, skipped and printed."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from entwine_jax import configuration, measured, runtime
+from entwine_jax.__main__ import main
+from entwine_jax.bench import progress as bench_progress
+from entwine_jax.bench.measure import WrongResultError
+from entwine_jax.schedule import H200, Problem, Schedule, select_schedule
+from entwine_jax.schedule.candidates import tuning_candidates
+from entwine_jax.schedule.document import RefusedError
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
+from entwine_jax.schedule.table import EMPTY, Entry, Key, Table
+from entwine_jax.tune import command
+from entwine_jax.tune.record import LAX, Record, qualities, quality, read_records, write_records
+from entwine_jax.tune.search import num_measurements, schedules_to_time, time_problem
+
+SHAPES = "4096,8192,28672;1024,8192,8192;512,8192,28672"
+PROBLEMS = [
+    Problem(m=m, n=n, k=k, num_ranks=4)
+    for m, n, k in ((4096, 8192, 28672), (1024, 8192, 8192), (512, 8192, 28672))
+]
+# Fastest for the fake timer, though the model has no reason to rank it first.
+FASTEST = Schedule(tile_n=128, raster=32)
+
+
+class FakeTimer:
+    """Times that depend on the schedule, with noise; may fail at a given measurement."""
+
+    def __init__(self, lax_us=200.0, stop=None, stop_at=None, wrong=False):
+        self.lax, self.stop, self.stop_at, self.wrong = lax_us, stop, stop_at, wrong
+        self.noise = random.Random(0)
+        self.calls, self.verified = [], []
+
+    def _time(self, problem, schedule, us):
+        if len(self.calls) == self.stop_at:
+            raise self.stop
+        self.calls.append((problem, schedule))
+        return us + self.noise.uniform(-0.4, 0.4)
+
+    def fused_us(self, problem, schedule):
+        return self._time(problem, schedule, true_us(schedule))
+
+    def lax_us(self, problem):
+        return self._time(problem, None, self.lax)
+
+    def verify(self, problem, schedule):
+        self.verified.append((problem, schedule))
+        if self.wrong:
+            raise WrongResultError("3 wrong elements")
+
+
+def true_us(schedule):
+    return 100.0 + (schedule.tile_n == 256) + abs(schedule.raster - 32) + schedule.num_comm_ctas
+
+
+def time_one(timer, at_most=None, table=EMPTY, **options):
+    options = {"num_rounds": 3, "seed": 0} | options
+    return time_problem(PROBLEMS[0], table, timer, at_most=at_most, **options)
+
+
+def test_finds_the_fastest_and_verifies_it():
+    timer = FakeTimer()
+    record = time_one(timer)
+    assert record.key == Key.of(PROBLEMS[0])
+    assert record.entry.schedule == FASTEST
+    assert record.entry.fused_us == pytest.approx(100, abs=0.5)
+    assert record.lax_us == pytest.approx(200, abs=0.5)
+    assert timer.verified == [(PROBLEMS[0], FASTEST)]
+
+
+def test_rounds_are_interleaved_in_random_order():
+    timer = FakeTimer()
+    time_one(timer, num_rounds=4)
+    tried, _ = tuning_candidates(PROBLEMS[0], DEFAULT_SLOT_BYTES)
+    schedules = [schedule for _, schedule in timer.calls]
+    size = len(tried) + 1
+    rounds = [schedules[start : start + size] for start in range(0, len(schedules), size)]
+    assert len(rounds) == 4
+    assert all(Counter(part) == Counter([None, *tried]) for part in rounds)
+    assert len({tuple(map(str, part)) for part in rounds}) == 4
+
+
+def test_median_is_not_moved_by_one_outlier():
+    class Disturbed(FakeTimer):
+        def fused_us(self, problem, schedule):
+            us = super().fused_us(problem, schedule)
+            return us + 1000 * (len(self.calls) < 10)
+
+    assert time_one(Disturbed()).entry.schedule == FASTEST
+
+
+def test_times_what_the_model_ranks_highest_and_what_is_chosen():
+    problem = PROBLEMS[0]
+    by_model = select_schedule(problem)
+    schedules, model, table = schedules_to_time(problem, EMPTY, 3)
+    assert (model, table) == (by_model, by_model)
+    assert schedules[0] == by_model
+    assert len(schedules) == 3
+    # A table's choice is timed even where it is no candidate.
+    odd = Schedule(raster=7)
+    measured_before = Table({Key.of(problem): Entry(odd, 1.0, 2.0)})
+    schedules, model, table = schedules_to_time(problem, measured_before, 3)
+    assert (model, table) == (by_model, odd)
+    assert odd in schedules
+    assert by_model in schedules
+    record = time_one(FakeTimer(), at_most=3, table=measured_before)
+    assert record.fused_us[record.by_table][0] == odd
+    assert record.fused_us[record.by_model][0] == by_model
+
+
+def test_number_of_measurements_is_known_before():
+    ticks = []
+    timer = FakeTimer()
+    time_one(timer, at_most=5, before_each=lambda: ticks.append(len(timer.calls)))
+    assert ticks == list(range(num_measurements(PROBLEMS[:1], EMPTY, 5, 3)))
+
+
+def make_record(lax_us, by_model, by_table, *fused_us, problem=PROBLEMS[0]):
+    schedules = [Schedule(raster=raster + 1) for raster in range(len(fused_us))]
+    pairs = tuple(zip(schedules, fused_us, strict=True))
+    return Record(Key.of(problem), lax_us, pairs, by_model, by_table)
+
+
+def test_quality_of_choice():
+    records = [
+        make_record(200.0, 0, 1, 110.0, 100.0),
+        make_record(50.0, 0, LAX, 55.0, 60.0),  # lax is the best
+        make_record(120.0, LAX, 0, 100.0, 101.0),
+    ]
+    assert [record.best_us for record in records] == [100.0, 50.0, 100.0]
+    found = qualities(records)
+    assert found["table"] == pytest.approx((1.0, 1.0))
+    assert found["model"] == pytest.approx(((1.1 * 1.1 * 1.2) ** (1 / 3), 1.2))
+    assert quality([1.0, 4.0]) == pytest.approx((2.0, 4.0))
+    assert str(quality([1.05])) == "geomean 5.0% above the best, worst 5.0%"
+
+
+def test_records_are_read_back(tmp_path):
+    path = tmp_path / "deep" / "times.json"
+    assert read_records(path) == []
+    records = [make_record(200.0, 0, LAX, 110.0, 99.5)]
+    write_records(path, records, {"device_kind": "NVIDIA H200"})
+    assert read_records(path) == records
+    assert json.loads(path.read_text())["quality"]["model"]["worst"] == pytest.approx(110 / 99.5)
+    assert [file.name for file in path.parent.iterdir()] == ["times.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"by_model": 2}, "by_model must be a position"),
+        ({"by_table": -2}, "by_table must be a position"),
+        ({"fused": []}, "must not be empty"),
+        ({"fused": [3]}, r"fused\[0\] must be an object"),
+        ({"lax_us": 0}, "lax_us must be above 0"),
+        ({"m": -1}, "must be an int of 1 or more"),
+        ({"nope": 1}, "unknown field"),
+    ],
+)
+def test_wrong_records_are_refused(tmp_path, change, rule):
+    path = tmp_path / "times.json"
+    write_records(path, [make_record(200.0, 0, LAX, 110.0, 99.5)], {})
+    value = json.loads(path.read_text())
+    value["records"][0] |= change
+    path.write_text(json.dumps(value))
+    with pytest.raises(RefusedError, match=rule):
+        read_records(path)
+
+
+@pytest.fixture
+def tune(monkeypatch, tmp_path):
+    """Runs the command with a fake timer, as if four GPUs were there."""
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)
+    monkeypatch.setattr(runtime, "hardware", lambda: H200)
+
+    def run(*arguments, timer=None, shapes=SHAPES):
+        timer = timer or FakeTimer()
+        monkeypatch.setattr(command, "GpuTimer", lambda: timer)
+        output = ["--output", str(tmp_path / "table.json")]
+        status = main(["tune", "--shapes", shapes, "--rounds", "2", *output, *arguments])
+        return status, timer
+
+    run.table = lambda: measured.read_table(tmp_path / "table.json")
+    return run
+
+
+def test_command_writes_a_table_that_the_selector_takes(tune, tmp_path, monkeypatch, capsys):
+    assert tune("--exhaustive")[0] == 0
+    assert list(tune.table().entries) == sorted(map(Key.of, PROBLEMS))
+    printed = capsys.readouterr()
+    assert "chosen by model: geomean" in printed.out
+    assert "chosen by table: geomean" in printed.out
+    assert "3 of 3 shapes measured" in printed.err
+    monkeypatch.setattr(
+        configuration,
+        "_overridden",
+        configuration.Configuration(measured=str(tmp_path / "table.json")),
+    )
+    for problem in PROBLEMS:
+        assert select_schedule(problem, table=measured.current().table) == FASTEST
+
+
+def test_command_goes_on_where_it_was_interrupted(tune, capsys):
+    per_shape = len(schedules_to_time(PROBLEMS[0], EMPTY, 8)[0]) * 2 + 2
+    interrupted = FakeTimer(stop=KeyboardInterrupt(), stop_at=per_shape + 5)
+    assert tune(timer=interrupted)[0] == 130
+    assert "interrupted: 1 of 3 shapes measured" in capsys.readouterr().err
+    assert list(tune.table().entries) == [Key.of(PROBLEMS[0])]
+    status, rest = tune()
+    assert status == 0
+    assert {problem for problem, _ in rest.calls} == set(PROBLEMS[1:])
+    assert len(tune.table().entries) == 3
+    assert "2 of 2 shapes measured, 1 were there" in capsys.readouterr().err
+    assert tune()[1].calls == []
+    assert {problem for problem, _ in tune("--again")[1].calls} == set(PROBLEMS)
+
+
+def test_command_keeps_all_times_and_goes_on_by_them(tune, tmp_path, capsys):
+    times = ["--json", str(tmp_path / "times.json"), "--exhaustive"]
+    assert tune(shapes=SHAPES.split(";")[0])[0] == 0
+    # The table has the first shape, but its times were not kept.
+    assert len({problem for problem, _ in tune(*times)[1].calls}) == 3
+    capsys.readouterr()
+    status, timer = tune(*times)
+    assert (status, timer.calls) == (0, [])
+    assert "over 3 shapes" in capsys.readouterr().out
+    assert {record.key for record in read_records(tmp_path / "times.json")} == set(
+        map(Key.of, PROBLEMS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("timer", "status", "message"),
+    [
+        (FakeTimer(stop=RuntimeError("rank 1 did not arrive"), stop_at=25), 1, "did not arrive"),
+        (FakeTimer(wrong=True), 1, "WRONG RESULT: 3 wrong elements"),
+    ],
+)
+def test_command_stops_at_failures(tune, timer, status, message, capsys):
+    assert tune("--candidates", "4", timer=timer)[0] == status
+    assert message in capsys.readouterr().err
+    assert len(tune.table().entries) == (0 if timer.wrong else 2)
+
+
+def test_command_ends_when_its_time_is_over(tune, monkeypatch, capsys):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    assert tune("--seconds", "30")[0] == 0
+    assert "out of time: 1 of 3 shapes measured" in capsys.readouterr().err
+    assert list(tune.table().entries) == [Key.of(PROBLEMS[0])]
+
+
+def test_command_never_makes_the_selector_take_what_is_slower_than_lax(tune):
+    assert tune(timer=FakeTimer(lax_us=101.0))[0] == 0
+    for problem in PROBLEMS:
+        assert select_schedule(problem, table=tune.table()) == Schedule(fused=False)
+
+
+def test_command_does_not_overwrite_what_it_cannot_read(tune, tmp_path, capsys):
+    for name, arguments in (("table.json", []), ("times.json", ["--json", "times.json"])):
+        path = tmp_path / name
+        path.write_text('{"precious": 1}')
+        arguments = [str(path) if argument == name else argument for argument in arguments]
+        status, timer = tune(*arguments)
+        assert (status, timer.calls) == (2, [])
+        assert (
+            f"{path} is not overwritten: the file has the unknown field" in capsys.readouterr().err
+        )
+        assert path.read_text() == '{"precious": 1}'
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--candidates", "0"], "--candidates 0: must be greater than 0"),
+        (["--rounds", "-1"], "--rounds -1"),
+        (["--seconds", "nan"], "--seconds nan"),
+        (["--shapes", ";"], "at least one shape"),
+        (["--shapes", "8,8,30"], "k must be a multiple of the 4 ranks"),
+        (["--shapes", "8,9,64"], "n = 9: must be a multiple of 8"),
+        (["--ranks", "1"], "nothing to reduce"),
+    ],
+)
+def test_command_refuses_wrong_arguments(tune, arguments, message, capsys):
+    assert tune(*arguments)[0] == 2
+    assert message in capsys.readouterr().err
+
+
+def test_command_says_why_it_cannot_run_here(capsys):
+    assert main(["tune"]) == 1
+    assert "tune: " in capsys.readouterr().err
+
+
+def test_progress_has_a_total(tune, monkeypatch):
+    totals, ticks = [], []
+
+    class Bar:
+        def __enter__(self):
+            return lambda name: lambda: ticks.append(name)
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(command, "progress", lambda total: totals.append(total) or Bar())
+    assert bench_progress.progress is not command.progress
+    assert tune()[0] == 0
+    assert totals == [len(ticks)]
