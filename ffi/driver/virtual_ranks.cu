@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "driver/checks.cuh"
+#include "driver/clock_offsets.cuh"
 #include "driver/held_sms.cuh"
 #include "driver/virtual_ranks.h"
 #include "peer/failure.h"
@@ -46,6 +47,7 @@ struct Rank {
   PeerWindow window{}, alone_window{};
   std::vector<Buffers> buffers;  // by problem
   std::unique_ptr<DeviceBuffer> wrong;
+  TraceBuffer trace{};
 };
 
 template <class Element>
@@ -94,6 +96,7 @@ class VirtualRanks {
     }
     result.wrong_elements = take_wrong();
     if (request_.num_timed_calls > 0) result.microseconds = time_calls();
+    if (request_.traced) result.events = trace_call();
     return result;
   }
 
@@ -259,7 +262,7 @@ class VirtualRanks {
     synchronize();
   }
 
-  void enqueue(int call, bool poison) {
+  void enqueue(int call, bool poison, bool traced = false) {
     const auto [problem, problem_idx, set] = turn_of(call);
     for (int r = 0; r < request_.num_ranks; r++) {
       if (r == request_.missing_rank) continue;
@@ -277,8 +280,9 @@ class VirtualRanks {
       if (request_.late_ms > 0 && r == request_.num_ranks - 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(request_.late_ms));
       }
-      launch_call(make_call(problem, buffers, set), problem.schedule, rank.window,
-                  request_.num_ctas, rank.stream);
+      Call one = make_call(problem, buffers, set);
+      if (traced) one.trace = rank.trace;
+      launch_call(one, problem.schedule, rank.window, request_.num_ctas, rank.stream);
     }
   }
 
@@ -348,6 +352,42 @@ class VirtualRanks {
     return slowest * 1e3 / request_.num_timed_calls;
   }
 
+  // The call is traced behind others, so that all ranks are in step when it begins.
+  std::vector<TraceEvent> trace_call() {
+    constexpr uint32_t kCapacity = 1 << 20;
+    std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+    for (Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      buffers.push_back(std::make_unique<DeviceBuffer>(kCapacity * sizeof(TraceEvent) + 256));
+      auto* count = buffers.back()->as<uint32_t>();
+      check_cuda(cudaMemset(count, 0, sizeof(*count)), "clearing a trace");
+      rank.trace = {reinterpret_cast<TraceEvent*>(buffers.back()->as<char>() + 256), count,
+                    kCapacity};
+    }
+    for (int call = 0; call < 8; call++) enqueue(call, false);
+    enqueue(8, false, /*traced=*/true);
+    synchronize();
+    std::vector<TraceEvent> all;
+    for (const Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      uint32_t num_events = 0;
+      check_cuda(cudaMemcpy(&num_events, rank.trace.num_events, sizeof(num_events),
+                            cudaMemcpyDeviceToHost),
+                 "reading a trace");
+      std::vector<TraceEvent> events(std::min(num_events, kCapacity));
+      check_cuda(cudaMemcpy(events.data(), rank.trace.events, events.size() * sizeof(TraceEvent),
+                            cudaMemcpyDeviceToHost),
+                 "reading a trace");
+      const int64_t offset = clock_offset(rank.device, ranks_[0].device);
+      for (TraceEvent& event : events) {
+        event.start_ns -= offset;
+        event.end_ns -= offset;
+      }
+      all.insert(all.end(), events.begin(), events.end());
+    }
+    return all;
+  }
+
   void synchronize() {
     for (Rank& rank : ranks_) {
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
@@ -392,6 +432,9 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
     }
   }
   if (request.problems.empty()) throw InvalidCall("problems: there must be at least one");
+  if (request.traced && request.dtype != Dtype::kBfloat16) {
+    throw InvalidCall("dtype: only bfloat16 calls can be traced");
+  }
   if (request.dtype == Dtype::kFloat16) return VirtualRanks<__half>(request).run();
   return VirtualRanks<__nv_bfloat16>(request).run();
 }

@@ -113,7 +113,7 @@ VirtualProblem problem_of(nb::dict problem) {
 nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> devices,
                        const std::string& dtype, int num_ctas, int resident_ctas, int num_calls,
                        int num_timed_calls, int late_ms, int missing_rank, uint64_t seed,
-                       double deadline_seconds) {
+                       double deadline_seconds, bool traced) {
   VirtualRanksRequest request{
       .problems = {},
       .num_ranks = num_ranks,
@@ -127,6 +127,7 @@ nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> device
       .missing_rank = missing_rank,
       .seed = seed,
       .deadline_seconds = deadline_seconds,
+      .traced = traced,
   };
   for (nb::handle problem : problems) {
     request.problems.push_back(problem_of(nb::cast<nb::dict>(problem)));
@@ -140,6 +141,7 @@ nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> device
   out["wrong_elements"] = result.wrong_elements;
   out["wrong_partials"] = result.wrong_partials;
   out["microseconds"] = result.microseconds;
+  out["events"] = nb::bytes(result.events.data(), result.events.size() * sizeof(TraceEvent));
   return out;
 }
 
@@ -159,11 +161,12 @@ void bind_cuda(nb::module_& m) {
         nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
         nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0,
         nb::arg("missing_rank") = -1, nb::arg("seed") = 0, nb::arg("deadline_seconds") = 10.0,
+        nb::arg("trace") = false,
         nb::sig("def run_virtual_ranks(problems: list[dict[str, object]], num_ranks: int, "
                 "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
                 "num_calls: int = 6, num_timed_calls: int = 0, late_ms: int = 0, "
-                "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0) "
-                "-> dict[str, float]"),
+                "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0, "
+                "trace: bool = False) -> dict[str, typing.Any]"),
         "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
 }
 

@@ -140,13 +140,17 @@ __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
     // Lane p acquires from rank p; __syncwarp() passes that on to the other lanes' loads and
     // stores. A peer's output address stays valid while this warp holds a unit: the peer's kernel
     // of this epoch ends only when the unit has arrived.
-    if (lane < window.num_ranks) {
-      if (num_stored == 0 && params.op == Op::kAllReduce) {
-        peer_output = wait_peer_output(window, lane, epoch);
+    {
+      const Span<Config> span(params, TraceKind::kWait, tile_idx, lane == 0);
+      if (lane < window.num_ranks) {
+        if (num_stored == 0 && params.op == Op::kAllReduce) {
+          peer_output = wait_peer_output(window, lane, epoch);
+        }
+        wait_epoch(window, control->tile_ready(slot, lane), epoch, kWaitTileReady, lane, tile_idx);
       }
-      wait_epoch(window, control->tile_ready(slot, lane), epoch, kWaitTileReady, lane, tile_idx);
+      __syncwarp();
     }
-    __syncwarp();
+    const Span<Config> span(params, TraceKind::kReduce, tile_idx, lane == 0);
     reduce_unit<Config, kUnroll>(params, epoch, unit % Config::kUnitsPerTile,
                                  place_of(params, tile_idx), peer_output);
     num_stored++;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/tile_order.cuh"
+#include "launch/trace.h"
 #include "peer/control_block.h"
 
 namespace entwine {
@@ -21,10 +22,11 @@ namespace entwine {
 // of a math warpgroup holds 128 float32 accumulators.
 //
 // kWTransposed: w is given as [n, k] and multiplied as its transpose.
-template <class Element_, int kTileN_, int kNumStages_, bool kWTransposed_>
+// kTraced: every warp records what it does when (kernels/trace.cuh).
+template <class Element_, int kTileN_, int kNumStages_, bool kWTransposed_, bool kTraced_>
 struct KernelConfig {
   using Element = Element_;
-  static constexpr bool kWTransposed = kWTransposed_;
+  static constexpr bool kWTransposed = kWTransposed_, kTraced = kTraced_;
   static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;
   static constexpr int kNumStages = kNumStages_;
   static constexpr int kNumTeams = kTileN == 256 ? 1 : 2;
@@ -91,6 +93,7 @@ struct FusedParams {
   int num_comm_ctas;
   int num_spare_warps;
   int push_spread;
+  TraceBuffer trace;
 };
 
 template <class Config>

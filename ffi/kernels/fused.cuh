@@ -91,6 +91,7 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   if (counts) {
     const uint64_t expected =
         control->arrived_base + static_cast<uint64_t>(params.num_tiles) * Config::kUnitsPerTile;
+    const Span<Config> span(params, TraceKind::kFinish, -1, true);
     wait_arrived(window, expected);
     control->arrived_base = expected;
   }
@@ -106,6 +107,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, 1)
   using Pipeline = typename Config::Pipeline;
   const int warp = cutlass::canonical_warp_idx_sync();
   const int warpgroup = cutlass::canonical_warp_group_idx();
+  const Span<Config> span(params, TraceKind::kCta, -1, threadIdx.x == 0);
 
   if (threadIdx.x == 0) start_cta(params, shared);
   typename Pipeline::Params pipeline_params;

@@ -97,6 +97,7 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
     const size_t in_gathered = (batch * window.num_ranks + window.rank) * block_rows + row;
     const int first_column = unit.column_part * kGatherColumns;
     const int columns = min(kGatherColumns, params.k - first_column);
+    const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
     for (int r = unit.row; r < min(unit.row + kRowsPerUnit, valid_rows); r++) {
       const size_t in_row = static_cast<size_t>(first_column) * kElementBytes;
       send_row(window,

@@ -22,6 +22,7 @@ template <class Config>
 __device__ __forceinline__ void wait_rows(const FusedParams<Config>& params, const TilePlace& place,
                                           int column_part, uint64_t epoch) {
   const PeerWindow& window = params.window;
+  const Span<Config> span(params, TraceKind::kWaitRows, place.tile_row, is_lane_0());
   if (threadIdx.x % 32 == 0) {
     const int slot = piece_slot(place.tile_row, column_part, num_column_parts(params.k));
     const uint64_t* flag = window.control[window.rank]->rows_ready(slot, place.source);
@@ -100,6 +101,7 @@ __device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int
       2 * Config::kTileM * Config::kTileN * Config::kTileK / kFlopsPerCycle;
   const int64_t spread =
       static_cast<int64_t>(params.num_k_tiles) * kCyclesPerKTile * params.push_spread / 100;
+  const Span<Config> span(params, TraceKind::kPace, slot, true);
   const int64_t until = ptx::sm_cycles() + spread * (slot % kNumTurns) / kNumTurns;
   while (ptx::sm_cycles() < until) __nanosleep(100);
 }
@@ -112,6 +114,7 @@ __device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
                                           const TilePlace& place, uint64_t epoch, bool last) {
   constexpr uint32_t kPacedBytes = 4096;
   const PeerWindow& window = params.window;
+  const Span<Config> span(params, TraceKind::kPush, place.slot, true);
   const int slots_per_source = ceil_div(params.num_tiles, window.num_ranks);
   unsigned char* slot =
       window.slots[place.owner] + (epoch & 1) * window.parity_bytes +
@@ -254,10 +257,14 @@ __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
     auto accumulators =
         cute::partition_fragment_C(mma, cute::take<0, 2>(typename Config::TileShape{}));
     wait_mainloop_turn(params.window, shared, team, item / Config::kNumTeams);
-    mainloop.mma(pipeline, state, accumulators, params.num_k_tiles, thread_in_team, shared.mainloop,
-                 params.mainloop);
-    pass_mainloop_turn(shared, team);
-    mainloop.mma_tail(pipeline, state, params.num_k_tiles);
+    {
+      const Span<Config> span(params, TraceKind::kMainloop, item, thread_in_team == 0);
+      mainloop.mma(pipeline, state, accumulators, params.num_k_tiles, thread_in_team,
+                   shared.mainloop, params.mainloop);
+      pass_mainloop_turn(shared, team);
+      mainloop.mma_tail(pipeline, state, params.num_k_tiles);
+    }
+    const Span<Config> span(params, TraceKind::kEpilogue, item, thread_in_team == 0);
     wait_phase(params.window, &shared.buffer_empty[team], parity);
     parity ^= 1;
     write_store_buffer<Config>(shared.store_buffer[team], accumulators, thread_in_team);

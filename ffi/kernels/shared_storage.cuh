@@ -2,7 +2,7 @@
 // tiles are theirs.
 #pragma once
 
-#include "kernels/config.cuh"
+#include "kernels/trace.cuh"
 #include "peer/signal.cuh"
 
 namespace entwine {

@@ -97,6 +97,7 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
+      .trace = call.trace,
   };
   if (gathers) {
     params.output_map =
@@ -113,19 +114,14 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
 
 template <class Config>
 constexpr Instance make_instance(Dtype dtype) {
-  return {dtype,
-          Config::kWTransposed,
-          Config::kTileM,
-          Config::kTileN,
-          Config::kTileBytes,
-          load_instance<Config>,
-          launch_instance<Config>};
+  return {dtype,          Config::kWTransposed, Config::kTraced,       Config::kTileM,
+          Config::kTileN, Config::kTileBytes,   load_instance<Config>, launch_instance<Config>};
 }
 
 template <class Element, int kTileN, int kNumStages>
 constexpr InstancePair make_instances(Dtype dtype) {
-  return {make_instance<KernelConfig<Element, kTileN, kNumStages, false>>(dtype),
-          make_instance<KernelConfig<Element, kTileN, kNumStages, true>>(dtype)};
+  return {make_instance<KernelConfig<Element, kTileN, kNumStages, false, false>>(dtype),
+          make_instance<KernelConfig<Element, kTileN, kNumStages, true, false>>(dtype)};
 }
 
 }  // namespace entwine

@@ -10,6 +10,7 @@ namespace entwine {
 struct Instance {
   Dtype dtype;
   bool w_transposed;
+  bool traced;
   int tile_m, tile_n;
   int tile_bytes;
   void (*load)();
@@ -23,5 +24,7 @@ struct Instance {
 using InstancePair = std::array<Instance, 2>;
 
 extern const InstancePair kBfloat16Tile256, kBfloat16Tile128, kFloat16Tile256, kFloat16Tile128;
+// bfloat16 and w as [k, n], with either tile shape: what a traced call can be.
+extern const InstancePair kTraced;
 
 }  // namespace entwine

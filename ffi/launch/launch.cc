@@ -8,9 +8,9 @@
 namespace entwine {
 namespace {
 
-const std::array<const InstancePair*, 4>& instances() {
-  static const std::array<const InstancePair*, 4> table{&kBfloat16Tile256, &kBfloat16Tile128,
-                                                        &kFloat16Tile256, &kFloat16Tile128};
+const std::array<const InstancePair*, 5>& instances() {
+  static const std::array<const InstancePair*, 5> table{
+      &kBfloat16Tile256, &kBfloat16Tile128, &kFloat16Tile256, &kFloat16Tile128, &kTraced};
   return table;
 }
 
@@ -18,7 +18,8 @@ const Instance& find_instance(const Call& call, const Schedule& schedule) {
   for (const InstancePair* pair : instances()) {
     for (const Instance& instance : *pair) {
       if (instance.dtype == call.dtype && instance.w_transposed == call.w_transposed &&
-          instance.tile_m == schedule.tile_m && instance.tile_n == schedule.tile_n) {
+          instance.traced == (call.trace.events != nullptr) && instance.tile_m == schedule.tile_m &&
+          instance.tile_n == schedule.tile_n) {
         return instance;
       }
     }

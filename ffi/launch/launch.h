@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/tile_order.cuh"
+#include "launch/trace.h"
 #include "peer/control_block.h"
 
 namespace entwine {
@@ -46,6 +47,7 @@ struct Call {
   int64_t m, n, k;
   int64_t num_batches;
   bool w_transposed;
+  TraceBuffer trace{};  // events == nullptr: nothing is recorded
 };
 
 // Thrown for a call that the kernel must not be launched with: it would corrupt memory or never end.
