@@ -39,7 +39,7 @@ class Key(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> Self:
         """The key under which a problem is looked up."""
-        values = vars(problem) | {"hardware": problem.hardware.name}
+        values: dict[str, Any] = {**vars(problem), "hardware": problem.hardware.name}
         return cls(**{name: values[name] for name in cls._fields})
 
     def problem(self) -> Problem:

@@ -13,8 +13,6 @@ from entwine_jax.schedule.cost_model import predict, predict_lax
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
-# As long as a dispatch of lax, so that both run at the clock of sustained work.
-MEASUREMENT_US = timing.SHORTEST_DISPATCH_US
 FEWEST_CALLS = 8
 
 NUM_VERIFIED_CALLS = 3
@@ -29,7 +27,8 @@ class GpuTimer:
     def fused_us(self, problem: Problem, schedule: Schedule) -> float:
         """Time of one call with this schedule, slowest rank, in us."""
         predicted_us = predict(problem, schedule).total_us
-        num_calls = max(FEWEST_CALLS, round(MEASUREMENT_US / predicted_us))
+        # As long as a dispatch of lax, so that both run at the clock of sustained work.
+        num_calls = timing.num_calls(FEWEST_CALLS, 1, predicted_us)
         return _drive(problem, schedule, num_calls=0, num_timed_calls=num_calls)["microseconds"]
 
     def lax_us(self, problem: Problem) -> float:

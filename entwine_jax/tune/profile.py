@@ -1,0 +1,105 @@
+"""Measures what the cost model has to know of the GPUs and their links: a hardware profile.
+
+    matmul_tflops    a matmul of 16 full waves of 128x256 tiles, on all GPUs at once
+    memory_gb_s      a matmul of 64 rows, which is bound by reading its weights
+    link_gb_s        copies around a ring of all GPUs
+    store_link_gb_s  the fused AllReduce where k is so short that the link bounds it
+    collectives      NCCL's, alone: base and rate from two sizes
+
+flag_latency_us and launch_us cannot be told apart from outside a kernel; they stay as built in.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
+from entwine_jax.schedule.hardware import Collective, Hardware
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
+from entwine_jax.schedule.schedule import Schedule
+
+Profile = dict[str, float | Collective]
+
+FULL_WAVES = 16
+TILE_M, TILE_N = 128, 256
+
+# (m, n) of results that a collective sums or gathers, 2 bytes an element: 16 and 256 MiB.
+COLLECTIVE_SIZES = ((1024, 8192), (16384, 8192))
+# As large as the slots hold, and half of it.
+STORED_SIZES = ((4096, 8192), (8192, 8192))
+COPIED_BYTES = 2**30
+
+COLLECTIVES = {"allreduce": ALLREDUCE, "reducescatter": REDUCESCATTER, "allgather": ALLGATHER}
+
+NUM_STEPS = 4 + len(COLLECTIVES)
+
+
+class Probes(Protocol):
+    """Times of one call in us, with all ranks at work at once.
+
+    matmul_us: of x [m, k] @ w [k, n] in bfloat16 on every GPU, with cold weights.
+    copy_us: of so many bytes from every GPU to the next.
+    collective_us: of an op's collective alone, of bfloat16 [m, n] before or after it.
+    fused_us: of the fused kernel.
+    """
+
+    def matmul_us(self, m: int, n: int, k: int) -> float: ...
+    def copy_us(self, num_bytes: int) -> float: ...
+    def collective_us(self, op: str, m: int, n: int) -> float: ...
+    def fused_us(self, problem: Problem, schedule: Schedule) -> float: ...
+
+
+def measure_profile(
+    hardware: Hardware, num_ranks: int, probes: Probes, on_step: Callable[[], None] = lambda: None
+) -> Profile:
+    """The measured fields of a `Hardware`, given the built-in one."""
+    profile: Profile = {}
+
+    def keep(name: str, value: float | Collective) -> None:
+        profile[name] = value
+        on_step()
+
+    m, n, k = TILE_M * hardware.num_sms, TILE_N * FULL_WAVES, 8192
+    keep("matmul_tflops", 2e-6 * m * n * k / probes.matmul_us(m, n, k))
+    m, n, k = 64, 8192, 8192
+    num_bytes = 2 * (m * k + k * n + m * n)
+    keep("memory_gb_s", _gb_s(num_bytes, probes.matmul_us(m, n, k)))
+    keep("link_gb_s", _gb_s(COPIED_BYTES, probes.copy_us(COPIED_BYTES)))
+    stores = [
+        (problem.wire_bytes, probes.fused_us(problem, Schedule()))
+        for m, n in STORED_SIZES
+        for problem in [Problem(m=m, n=n, k=64 * num_ranks, num_ranks=num_ranks, hardware=hardware)]
+    ]
+    keep("store_link_gb_s", line_through(*stores).gb_s)
+    for name, op in COLLECTIVES.items():
+        times = [
+            (wire_bytes(op, m, n, num_ranks), probes.collective_us(op, m, n))
+            for m, n in COLLECTIVE_SIZES
+        ]
+        keep(name, line_through(*times))
+    return profile
+
+
+def wire_bytes(op: str, m: int, n: int, num_ranks: int) -> float:
+    """Bytes each way of an op's collective of bfloat16 [m, n] before or after it."""
+    share = (num_ranks - 1) / num_ranks
+    return share * 2 * m * n * (2 if op == ALLREDUCE else 1)
+
+
+def line_through(small: tuple[float, float], large: tuple[float, float]) -> Collective:
+    """base_us and gb_s of the line through two points (bytes, us).
+
+    Raises:
+        ValueError: more bytes did not take longer, so the times say nothing.
+    """
+    num_bytes, us = large[0] - small[0], large[1] - small[1]
+    if us <= 0:
+        raise ValueError(
+            f"{large[0]:.0f} bytes took {large[1]:.1f} us, {small[0]:.0f} bytes {small[1]:.1f} us: "
+            "the GPUs are busy with other work, or these times are not to be trusted"
+        )
+    gb_s = _gb_s(num_bytes, us)
+    return Collective(gb_s=gb_s, base_us=small[1] - small[0] / (gb_s * BYTES_PER_US_AT_1_GB_S))
+
+
+def _gb_s(num_bytes: float, us: float) -> float:
+    return num_bytes / (us * BYTES_PER_US_AT_1_GB_S)
