@@ -9,18 +9,16 @@ and hidden units are split between the ranks.
              gather them, the two projections back end in a ReduceScatter. The norms and the
              residual then work on a part of the sequence, and need a part of the memory.
 
-The example compares both with the unsharded layer, trains all three from the same start to the
-same losses, and on GPUs times both against plain lax, forward and backward. Without GPUs it runs
-on 4 virtual CPU devices.
+The example compares both with the unsharded layer, and trains all three from the same start to the
+same losses. Without GPUs it runs on 4 virtual CPU devices. `benchmark_layer.py` times the layer.
 """
 
 import argparse
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 # Only CPU devices heed this flag, so GPU machines may have it too; of two such flags the last wins.
 os.environ["XLA_FLAGS"] = (
@@ -67,7 +65,13 @@ ALLREDUCE = Form(
     lambda x, ws: entwine_jax.column_parallel_matmul(x, ws, "tp"),
     lambda x, w: entwine_jax.matmul_allreduce(x, w, "tp"),
 )
-ALLREDUCE_LAX = Form("allreduce in lax", P(), products, lambda x, w: lax.psum(x @ w, "tp"))
+ALLREDUCE_LAX = Form(
+    "allreduce in lax",
+    P(),
+    # The cast makes the gradient of x one sum over the ranks, not one for each weight.
+    lambda x, ws: products(lax.pcast(x, "tp", to="varying"), ws),
+    lambda x, w: lax.psum(x @ w, "tp"),
+)
 
 # Activations are [batch, sequence, width].
 SEQUENCE = Form(
@@ -104,7 +108,7 @@ LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
 class Config(NamedTuple):
-    """Sizes of the layer and of its input."""
+    """Sizes of the layer and of its input, and which attention of JAX it takes."""
 
     width: int
     num_heads: int
@@ -114,6 +118,7 @@ class Config(NamedTuple):
     batch: int
     sequence: int
     dtype: str
+    attention: Literal["xla", "cudnn"] = "xla"
 
 
 SMALL = Config(64, 8, 4, 16, 256, batch=2, sequence=32, dtype="float32")
@@ -144,7 +149,9 @@ def attention(params: Params, x: jax.Array, config: Config, form: Form) -> jax.A
     query, key, value = (
         y.reshape(*y.shape[:2], -1, config.head_size) for y in form.project_in(x, weights)
     )
-    mixed = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+    mixed = jax.nn.dot_product_attention(
+        rotate(query), rotate(key), value, is_causal=True, implementation=config.attention
+    )
     return form.project_out(mixed.reshape(*mixed.shape[:2], -1), params["w_output"])
 
 
@@ -187,6 +194,14 @@ def shard(params: Params, mesh: Mesh) -> Params:
         name: jax.device_put(value, NamedSharding(mesh, SPECS[name]))
         for name, value in params.items()
     }
+
+
+def make_mesh(config: Config, num_devices: int) -> Mesh:
+    """As many of the devices as there are, and as can have a head of keys and values each."""
+    num_ranks = max(n for n in (1, 2, 4, 8) if n <= min(num_devices, config.num_kv_heads))
+    return jax.make_mesh(
+        (num_ranks,), ("tp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_ranks]
+    )
 
 
 def cast(params: Params, dtype: str) -> Params:
@@ -262,52 +277,14 @@ def train_all(
             assert abs(ours - theirs) <= LOSS_TOLERANCE[config.dtype] * theirs, (name, ours, theirs)
 
 
-def time_layer_us(
-    mesh: Mesh, config: Config, params: Params, x: jax.Array, form: Form, backward: bool
-) -> float:
-    """Time of the layer in us; many calls run in one dispatch, one after the other."""
-    num_calls, num_rounds = 32, 7
-    forward = run_layer(mesh, config, form)
-
-    def one(params: Params, x: jax.Array) -> Any:
-        if not backward:
-            return forward(params, x)
-        y, pull_back = jax.vjp(forward, params, x)
-        return pull_back(y)
-
-    @jax.jit
-    def program(params: Params, x: jax.Array) -> Any:
-        def again(_: int, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-            # The barrier ties every call to the one before, so that none is left out.
-            return lax.optimization_barrier((carry[0], one(params, carry[0])))
-
-        return lax.fori_loop(1, num_calls, again, (x, one(params, x)))
-
-    operands = (
-        shard(cast(params, config.dtype), mesh),
-        jax.device_put(x, NamedSharding(mesh, form.activations)),
-    )
-    jax.block_until_ready(program(*operands))
-    times = []
-    for _ in range(num_rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(program(*operands))
-        times.append((time.perf_counter() - start) * 1e6 / num_calls)
-    return sorted(times)[num_rounds // 2]
-
-
 def main() -> None:
-    """Compares, trains and, on GPUs, times."""
+    """Compares and trains."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6, help="training steps (default: 6)")
     num_steps = parser.parse_args().steps
-    on_gpu = jax.default_backend() == "gpu"
-    config = LLAMA_8B if on_gpu else SMALL
-    # Every rank needs at least one head of keys and values.
-    num_ranks = max(n for n in (1, 2, 4, 8) if n <= min(jax.device_count(), config.num_kv_heads))
-    mesh = jax.make_mesh(
-        (num_ranks,), ("tp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_ranks]
-    )
+    config = LLAMA_8B if jax.default_backend() == "gpu" else SMALL
+    mesh = make_mesh(config, jax.device_count())
+    num_ranks = mesh.size
     print(f"{num_ranks} x {jax.devices()[0].device_kind}: {config}")
     print(entwine_jax.why_unavailable(num_ranks) or "The fused kernel can run here.")
 
@@ -319,12 +296,6 @@ def main() -> None:
     teacher_params = cast(make_params(config, teacher_key), config.dtype)
     target = jax.jit(run_layer(mesh, config, UNSHARDED))(teacher_params, x)
     train_all(mesh, config, params, x, target, num_steps)
-    if on_gpu:
-        for form in (ALLREDUCE_LAX, ALLREDUCE, SEQUENCE_LAX, SEQUENCE):
-            forward_us, both_us = (
-                time_layer_us(mesh, config, params, x, form, backward) for backward in (False, True)
-            )
-            print(f"{form.name}: forward {forward_us:.0f} us, with backward {both_us:.0f} us")
 
 
 if __name__ == "__main__":
