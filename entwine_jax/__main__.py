@@ -11,7 +11,7 @@ COMMANDS = {
     "doctor": ("entwine_jax.doctor", "check what the fused kernel needs, with remedies"),
     "bench": ("entwine_jax.bench.command", "verify, then time against plain lax"),
     "tune": ("entwine_jax.tune.command", "time schedules, and keep the fastest in a table"),
-    "explain": ("entwine_jax.schedule.explain", "say which schedule a problem gets, and why"),
+    "explain": ("entwine_jax.explain_command", "say which schedule a problem gets, and why"),
 }
 
 

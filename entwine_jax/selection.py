@@ -6,7 +6,9 @@ The functions of `entwine_jax.schedule` are pure; these hand them the table and 
 from dataclasses import replace
 
 from entwine_jax import measured
+from entwine_jax.schedule import explain as explain_by
 from entwine_jax.schedule import select
+from entwine_jax.schedule.explain import Explanation
 from entwine_jax.schedule.hardware import PROFILES
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
@@ -42,3 +44,24 @@ def select_schedule(
             slots allow; plain lax where it cannot.
     """
     return decide(problem, slot_bytes, override).schedule
+
+
+def explain(
+    problem: Problem,
+    *,
+    slot_bytes: int = DEFAULT_SLOT_BYTES,
+    override: Schedule | None = None,
+) -> Explanation:
+    """Explains which schedule `select_schedule` chooses for a problem, and why.
+
+    Args:
+        problem: op, global shape, dtype, number of ranks and hardware.
+        slot_bytes: slot memory of the device group on each GPU.
+        override: a schedule that is taken instead of the selector's choice, where it can run.
+    """
+    return explain_by(
+        as_measured(problem),
+        slot_bytes=slot_bytes,
+        override=override,
+        table=measured.current().table,
+    )

@@ -38,7 +38,9 @@ def test_explains_an_override():
 
 
 def test_is_public():
-    assert entwine_jax.explain is explain
+    problem = Problem(m=4096, n=8192, k=28672, num_ranks=4)
+    assert entwine_jax.explain(problem) == explain(problem)
+    assert "source    model; no table" in str(explain(problem))
 
 
 def test_command_prints_the_explanation(capsys):

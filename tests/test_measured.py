@@ -136,8 +136,12 @@ def test_selector_of_the_package_uses_them(places):
     assert entwine_jax.select_schedule(PROBLEM) == SCHEDULE != by_model
     assert selection.decide(PROBLEM).source == "table"
     assert selection.decide(PROBLEM, override=by_model).source == "override"
+    text = str(entwine_jax.explain(PROBLEM))
+    digest = measured.current().table.digest
+    assert f"source    table; table of 1 measured schedules, digest {digest}" in text
     entwine_jax.configure(measured="off")
     assert entwine_jax.select_schedule(PROBLEM) == by_model
+    assert "no table" in str(entwine_jax.explain(PROBLEM))
 
 
 def test_measured_profile_takes_the_place_of_the_built_in_one(places):

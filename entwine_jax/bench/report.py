@@ -115,7 +115,7 @@ def write_json(
     error = prediction_error(results)
     document = {
         "machine": asdict(machine),
-        "settings": {**asdict(settings), "schedule": str(settings.schedule or "chosen by model")},
+        "settings": {**asdict(settings), "schedule": str(settings.schedule or "as the selector chooses")},
         "geomean": {
             "fraction": geomean(result.fraction for result in results),
             "speed_up": geomean(result.speed_up for result in results),

@@ -1,36 +1,28 @@
-"""Says which schedule a problem gets and why; also the command `python -m entwine_jax explain`."""
+"""Says which schedule a problem gets, why, and what it was compared with."""
 
-import argparse
-import sys
 from dataclasses import dataclass
 from itertools import groupby
 
 from entwine_jax.schedule.cost_model import Prediction, bound_us, predict
-from entwine_jax.schedule.hardware import H200, PROFILES
-from entwine_jax.schedule.problem import (
-    ALLGATHER,
-    ALLREDUCE,
-    ITEM_BYTES,
-    OPS,
-    REDUCESCATTER,
-    Problem,
-)
+from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, Decision, decide
-
-SHORT_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER}
-OP_NAMES = SHORT_NAMES | {op: op for op in OPS}
+from entwine_jax.schedule.table import EMPTY, Table
 
 NUM_NEXT_BEST = 3
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A problem, the decision about it and the bound of its time in us. `str()` prints it all."""
+    """A problem, the decision about it and the bound of its time in us. `str()` prints it all.
+
+    `table` is what was looked up, measured schedules by problem.
+    """
 
     problem: Problem
     bound_us: float
     decision: Decision
+    table: Table = EMPTY
 
     @property
     def chosen(self) -> Prediction:
@@ -52,6 +44,7 @@ class Explanation:
             f"/ {problem.hardware.link_gb_s:.0f} GB/s)",
             f"chosen    {chosen.schedule}",
             f"because   {self.decision.reason}",
+            f"source    {self.decision.source}; {self._table_text()}",
             f"predicted {_time_and_terms(chosen)}, {self.bound_us / chosen.total_us:.2f} of bound",
         ]
         if chosen.schedule.fused:
@@ -62,57 +55,30 @@ class Explanation:
             lines.append(f"rejected  {len(list(group))} schedules: {reason}")
         return "\n".join(lines)
 
+    def _table_text(self) -> str:
+        num_entries = len(self.table.entries)
+        if num_entries == 0:
+            return "no table of measured schedules"
+        return f"table of {num_entries} measured schedules, digest {self.table.digest}"
+
 
 def explain(
     problem: Problem,
     *,
     slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
+    table: Table = EMPTY,
 ) -> Explanation:
     """Explains which schedule `select_schedule` chooses for a problem, and why.
 
     Args:
         problem: op, global shape, dtype, number of ranks and hardware.
         slot_bytes: slot memory of the device group on each GPU.
-        override: a schedule that is taken instead of the model's choice, where it can run.
+        override: a schedule that is taken instead of the selector's choice, where it can run.
+        table: measured schedules.
     """
-    decision = decide(problem, slot_bytes, override)
-    return Explanation(problem, bound_us(problem), decision)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
-    parser.add_argument("--op", choices=sorted(OP_NAMES), default="ar", help="default: ar")
-    parser.add_argument("--m", type=int, required=True, help="rows of x (of the gathered x)")
-    parser.add_argument("--n", type=int, required=True, help="columns of w before sharding")
-    parser.add_argument("--k", type=int, required=True, help="contracted size before sharding")
-    parser.add_argument("--ranks", type=int, required=True, help="GPUs that work together")
-    parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bfloat16")
-    parser.add_argument("--hardware", choices=sorted(PROFILES), default=H200.name)
-    parser.add_argument(
-        "--schedule", type=Schedule.from_text, metavar="FIELD=VALUE,...", help="take this one"
-    )
-    parser.add_argument("--slot-mib", type=int, default=DEFAULT_SLOT_BYTES // 2**20, metavar="MIB")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status."""
-    try:
-        problem = Problem(
-            op=OP_NAMES[args.op],
-            m=args.m,
-            n=args.n,
-            k=args.k,
-            num_ranks=args.ranks,
-            dtype=args.dtype,
-            hardware=PROFILES[args.hardware],
-        )
-    except ValueError as error:
-        print(f"explain: {error}", file=sys.stderr)
-        return 2
-    slot_bytes = args.slot_mib * 2**20
-    print(explain(problem, slot_bytes=slot_bytes, override=args.schedule))
-    return 0
+    decision = decide(problem, slot_bytes, override, table)
+    return Explanation(problem, bound_us(problem), decision, table)
 
 
 def _time_and_terms(prediction: Prediction) -> str:
