@@ -89,9 +89,10 @@ def test_cache_folder(monkeypatch, places):
         (b"{}", "has no field 'format'"),
         (b"\x80", "is not JSON"),
         (b'{"format": "entwine_jax.hardware"}', "has no field 'format_version'"),
+        (b'{"format": "entwine_jax.tuning"}', "format must be 'entwine_jax.schedules'"),
         (b" " * (2**20 + 1), "at most 1048576 bytes"),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_wrong_files_are_ignored_with_one_warning(places, caplog, content, rule):
     shipped, cache = places

@@ -238,6 +238,7 @@ def test_command_keeps_all_times_and_goes_on_by_them(tune, tmp_path, capsys):
     ("timer", "status", "message"),
     [
         (FakeTimer(stop=RuntimeError("rank 1 did not arrive"), stop_at=25), 1, "did not arrive"),
+        (FakeTimer(stop=OSError("disk is full"), stop_at=25), 1, "disk is full"),
         (FakeTimer(wrong=True), 1, "WRONG RESULT: 3 wrong elements"),
     ],
 )
@@ -268,9 +269,7 @@ def test_command_does_not_overwrite_what_it_cannot_read(tune, tmp_path, capsys):
         arguments = [str(path) if argument == name else argument for argument in arguments]
         status, timer = tune(*arguments)
         assert (status, timer.calls) == (2, [])
-        assert (
-            f"{path} is not overwritten: the file has the unknown field" in capsys.readouterr().err
-        )
+        assert f"{path} is not overwritten: the file has " in capsys.readouterr().err
         assert path.read_text() == '{"precious": 1}'
         path.unlink()
 

@@ -65,12 +65,13 @@ def body(value: object, kind: str, version: str, fields: Mapping[str, type]) -> 
         RefusedError: says what is wrong.
     """
     expected = head(kind, version)
-    kinds = {name: type(wanted) for name, wanted in expected.items()}
-    found = record(value, "the file", {**kinds, **fields})
     for name, wanted in expected.items():
-        if found[name] != wanted:
-            raise RefusedError(f"{name} must be {wanted!r}, but it is {str(found[name])[:40]!r}")
-    return found
+        found = value.get(name, wanted) if isinstance(value, dict) else wanted
+        if found != wanted:
+            shown = repr(found)[:40] if isinstance(found, str | int) else "something else"
+            raise RefusedError(f"{name} must be {wanted!r}, but it is {shown}")
+    kinds = {name: type(wanted) for name, wanted in expected.items()}
+    return record(value, "the file", {**kinds, **fields})
 
 
 def record(value: object, where: str, fields: Mapping[str, type]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Same problem, same slots, same table, same choice: on every rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from entwine_jax.schedule.candidates import Rejection, candidates, fit
@@ -100,8 +100,12 @@ def _apply_override(problem: Problem, slot_bytes: int, override: Schedule) -> tu
 
 def _from_table(problem: Problem, slot_bytes: int, table: Table) -> tuple[Schedule, str] | None:
     entry = table.lookup(problem)
-    # Split for other slots than those it was measured with, it is a schedule of unknown time.
-    if entry is None or fit(problem, entry.schedule, slot_bytes) != entry.schedule:
+    if entry is None:
+        return None
+    # How it is split is found out here, as for every schedule. Split otherwise than when it was
+    # measured, or not fitting, its time is unknown.
+    fitted = fit(problem, replace(entry.schedule, rows_per_launch=0), slot_bytes)
+    if fitted != entry.schedule:
         return None
     times = f"measured: {entry.fused_us:.1f} us, lax {entry.lax_us:.1f} us"
     if entry.fused_us > (1 - MARGIN) * entry.lax_us:

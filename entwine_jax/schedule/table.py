@@ -22,6 +22,7 @@ FORMAT = "entwine_jax.schedules"
 
 MAX_SIZE = 2**31 - 1
 MAX_TIME_US = 1e9
+MAX_MESSAGE = 200  # characters, as the message quotes what was read
 
 
 class Key(NamedTuple):
@@ -135,7 +136,7 @@ def parse_entry(item: object, where: str) -> tuple[Key, Entry]:
         # Is there any workspace in which it could run?
         fitted = fit(key.problem(), schedule, slot_bytes=2**62)
     except ValueError as error:
-        raise RefusedError(f"{where}: {error}") from None
+        raise RefusedError(f"{where}: {error}"[:MAX_MESSAGE]) from None
     if isinstance(fitted, Rejection):
         raise RefusedError(f"{where}: {fitted.reason}")
     return key, Entry(schedule, float(fields["fused_us"]), float(fields["lax_us"]))

@@ -162,7 +162,7 @@ def _time_all(
         return 0, "out of time: ", num_measured
     except WrongResultError as error:
         return 1, f"WRONG RESULT: {error}: ", num_measured
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         return 1, f"stopped by an error: {error}: ", num_measured
     return 0, "", num_measured
 
