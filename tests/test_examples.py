@@ -1,6 +1,6 @@
 """The examples run as a user runs them: as programs of their own, on virtual CPU devices."""
 
-import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -45,6 +45,20 @@ def test_sharded_transformer_layer():
         losses = [float(v) for v in output.split(f"{form} loss: ")[1].splitlines()[0].split()]
         assert len(losses) == 50
         assert losses[-1] < losses[0] / 4
+
+
+# `make test` installs flax. Not imported here, where its warnings would be errors.
+@pytest.mark.skipif(importlib.util.find_spec("flax") is None, reason="flax is not installed")
+def test_flax_nnx_model():
+    output = run_example("flax_nnx_model.py", "--steps", "8", xla_flags=QUICK)
+    losses = {
+        form: [float(v) for v in output.split(f"{form} loss: ")[1].splitlines()[0].split()]
+        for form in ("unsharded", "allreduce", "sequence")
+    }
+    for found in losses.values():
+        assert len(found) == 8
+        assert found[-1] < found[0] / 1.5
+        assert found == pytest.approx(losses["unsharded"], rel=1e-3)
 
 
 def test_benchmark_vs_psum():
