@@ -83,6 +83,25 @@ PRODUCTS = {
 }
 
 
+OPS = {
+    "allreduce": entwine_jax.matmul_allreduce,
+    "reducescatter": entwine_jax.matmul_reducescatter,
+    "allgather": entwine_jax.allgather_matmul,
+    "column_parallel": entwine_jax.column_parallel_matmul,
+}
+
+
+def specs_of(kind, axis_name="tp"):
+    """How x [m, k], w [k, n] and the result [m, n] are sharded, as in PRODUCTS."""
+    rows, columns = P(axis_name, None), P(None, axis_name)
+    return {
+        "allreduce": (columns, rows, P(None, None)),
+        "reducescatter": (columns, rows, rows),
+        "allgather": (rows, columns, columns),
+        "column_parallel": (P(None, None), columns, columns),
+    }[kind]
+
+
 def at(dimension, ndim, axis_name):
     """The spec of an array that is sharded along one dimension."""
     spec = [None] * ndim

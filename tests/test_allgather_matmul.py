@@ -165,6 +165,20 @@ def test_vmap_over_several_weights(in_axes):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("in_axes", [(0, None), (None, 0), (0, 0), (1, 2)])
+def test_vmap_with_the_gathered_x(in_axes):
+    x, w = random_operands(m=8, k=6, n=12)
+    x, w = (
+        v if axis is None else jnp.stack([v, 2 * v], axis)
+        for v, axis in zip((x, w), in_axes, strict=True)
+    )
+    y, gathered = jax.jit(jax.vmap(with_gathered(make_mesh()), in_axes))(x, w)
+    dense = lambda x, w: (x @ w, jnp.stack([x] * 4))  # noqa: E731
+    expected_y, expected_gathered = jax.vmap(dense, in_axes)(x, w)
+    np.testing.assert_allclose(y, expected_y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(gathered, expected_gathered)
+
+
 def test_several_weights_gather_once():
     x, _ = random_operands(m=8, k=6, n=4)
     ws = weights((4, 12, 8))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
-from sharded import PRODUCTS, make_mesh, random_operands
+from sharded import OPS, PRODUCTS, make_mesh, random_operands, specs_of
 
 import entwine_jax
 from entwine_jax import reference
@@ -69,26 +69,42 @@ def test_gradients_along_leading_dimensions(dimension, kind):
     assert_trees_close(actual, jax.grad(dense_loss, (0, 1))(x, w))
 
 
+IN_LAX = {
+    "allreduce": reference.matmul_allreduce,
+    "reducescatter": reference.matmul_reducescatter,
+    "allgather": reference.allgather_matmul,
+    "column_parallel": lambda x, w, axis_name: x @ w,
+}
+
+
 @CHECK_VMA
-def test_gradients_inside_shard_map_are_those_of_psum(check_vma):
-    """Each mode has its own convention for the cotangent of a sum; the op follows psum."""
+@KIND
+def test_gradients_inside_shard_map_are_those_of_lax(kind, check_vma):
+    """Each mode has its own convention for the cotangent of a sum; the op follows lax."""
 
     def gradients(op):
         def local(x, w):
             return jax.grad(lambda x, w: jnp.sum(jnp.sin(op(x, w, "tp"))), (0, 1))(x, w)
 
-        specs = (P(None, "tp"), P("tp"))
+        specs = specs_of(kind)[:2]
+        # Without check_vma the gradient of a replicated x is that of this rank's columns.
+        out_specs = (P("tp"), specs[1]) if kind == "column_parallel" and not check_vma else specs
         return jax.jit(
             jax.shard_map(
-                local, mesh=make_mesh(), in_specs=specs, out_specs=specs, check_vma=check_vma
+                local, mesh=make_mesh(), in_specs=specs, out_specs=out_specs, check_vma=check_vma
             )
         )
 
-    operands = random_operands(m=5, k=16, n=6)
-    assert_trees_close(
-        gradients(entwine_jax.matmul_allreduce)(*operands),
-        gradients(reference.matmul_allreduce)(*operands),
-    )
+    operands = random_operands(m=8, k=16, n=12)
+    assert_trees_close(gradients(OPS[kind])(*operands), gradients(IN_LAX[kind])(*operands))
+
+
+@CHECK_VMA
+@KIND
+def test_eager_gradients(kind, check_vma):
+    x, w = random_operands(m=4, k=8, n=4)
+    loss = partial(sharded_loss, kind=kind, check_vma=check_vma)
+    assert_trees_close(jax.grad(loss, (0, 1))(x, w), jax.grad(dense_loss, (0, 1))(x, w))
 
 
 @CHECK_VMA
@@ -181,14 +197,23 @@ def test_mixed_dtypes_give_each_operand_its_own():
     assert (dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32)
 
 
-def test_gradients_on_a_mesh_with_two_axes():
-    mesh = make_mesh((2, 2), ("dp", "tp"))
+@CHECK_VMA
+@KIND
+def test_gradients_on_a_mesh_with_two_axes(kind, check_vma):
+    """Rows of x are sharded over the other axis too, so dw is summed over it."""
+
+    def also_over_dp(spec):
+        rows, columns = spec
+        return P("dp" if rows is None else ("dp", rows), columns)
+
+    x_spec, w_spec, y_spec = specs_of(kind)
     f = jax.shard_map(
-        lambda x, w: entwine_jax.matmul_allreduce(x, w, "tp"),
-        mesh=mesh,
-        in_specs=(P("dp", "tp"), P("tp")),
-        out_specs=P("dp"),
+        lambda x, w: OPS[kind](x, w, "tp"),
+        mesh=make_mesh((2, 2), ("dp", "tp")),
+        in_specs=(also_over_dp(x_spec), w_spec),
+        out_specs=also_over_dp(y_spec),
+        check_vma=check_vma,
     )
-    x, w = random_operands(m=4, k=8, n=3)
+    x, w = random_operands(m=4, k=8, n=6)
     actual = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1)))(x, w)
     assert_trees_close(actual, jax.grad(dense_loss, (0, 1))(x, w))

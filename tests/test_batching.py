@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from sharded import PRODUCTS, make_mesh, random_operands
-
-import entwine_jax
+from sharded import OPS, PRODUCTS, make_mesh, random_operands, specs_of
 
 KIND = pytest.mark.parametrize("kind", PRODUCTS)
 BATCH = 3
@@ -34,21 +32,28 @@ def test_vmap_around_shard_map(in_axes, kind, check_vma):
     np.testing.assert_allclose(y, jax.vmap(jnp.matmul, in_axes)(x, w), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("in_axes", IN_AXES)
-def test_vmap_inside_shard_map(in_axes):
-    def spec(axis, sharded_dim):
-        dims = [None, None]
-        dims[sharded_dim] = "tp"
+@pytest.mark.parametrize("check_vma", [True, False])
+@KIND
+@pytest.mark.parametrize("in_axes", [(0, None), (2, None), (None, 0), (None, 2), (0, 0), (2, 1)])
+def test_vmap_inside_shard_map(in_axes, kind, check_vma):
+    def batched(spec, axis):
+        dims = list(spec)
         if axis is not None:
             dims.insert(axis, None)
         return P(*dims)
 
     def local(x, w):
-        return jax.vmap(lambda x, w: entwine_jax.matmul_allreduce(x, w, "tp"), in_axes)(x, w)
+        return jax.vmap(lambda x, w: OPS[kind](x, w, "tp"), in_axes)(x, w)
 
     x, w = batched_operands(in_axes)
-    in_specs = (spec(in_axes[0], 1), spec(in_axes[1], 0))
-    f = jax.shard_map(local, mesh=make_mesh(), in_specs=in_specs, out_specs=P())
+    x_spec, w_spec, y_spec = specs_of(kind)
+    f = jax.shard_map(
+        local,
+        mesh=make_mesh(),
+        in_specs=(batched(x_spec, in_axes[0]), batched(w_spec, in_axes[1])),
+        out_specs=batched(y_spec, 0),
+        check_vma=check_vma,
+    )
     expected = jax.vmap(jnp.matmul, in_axes)(x, w)
     np.testing.assert_allclose(jax.jit(f)(x, w), expected, rtol=1e-4, atol=1e-4)
 

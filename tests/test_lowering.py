@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded import PRODUCTS, column_parallel, gathering, make_mesh, row_parallel, scattering
+from sharded import (
+    OPS,
+    PRODUCTS,
+    column_parallel,
+    gathering,
+    make_mesh,
+    row_parallel,
+    scattering,
+    specs_of,
+)
 
 import entwine_jax
 from entwine_jax import lowering, runtime
@@ -200,15 +209,17 @@ def test_plain_lax_where_the_schedule_says_so():
 
 
 @pytest.mark.usefixtures("fused_lowering")
-def test_plain_lax_on_a_partially_manual_mesh():
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_plain_lax_on_a_partially_manual_mesh(kind):
+    *in_specs, out_spec = specs_of(kind)
     f = jax.shard_map(
-        lambda x, w: entwine_jax.matmul_allreduce(x, w, "tp"),
+        lambda x, w: OPS[kind](x, w, "tp"),
         mesh=make_mesh((2, 2), ("dp", "tp")),
-        in_specs=(P(None, "tp"), P("tp")),
-        out_specs=P(),
+        in_specs=tuple(in_specs),
+        out_specs=out_spec,
         axis_names={"tp"},
     )
-    assert "custom_call" not in stablehlo(f, (M, K), (K, N))
+    assert "custom_call @entwine" not in stablehlo(gradients(f), (M, K), (K, N))
 
 
 @pytest.mark.usefixtures("fused_lowering")

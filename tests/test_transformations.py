@@ -3,21 +3,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded import PRODUCTS, at, exact, last, make_mesh, random_operands
+from sharded import OPS, PRODUCTS, exact, make_mesh, random_operands, specs_of
 
 import entwine_jax
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False])
 KIND = pytest.mark.parametrize("kind", PRODUCTS)
-
-OPS = {
-    "allreduce": entwine_jax.matmul_allreduce,
-    "reducescatter": entwine_jax.matmul_reducescatter,
-    "allgather": entwine_jax.allgather_matmul,
-    "column_parallel": entwine_jax.column_parallel_matmul,
-}
 
 
 def assert_dense(y, x, w):
@@ -133,6 +127,70 @@ def test_lax_map(kind):
     assert_dense(y, x, w)
 
 
+@CHECK_VMA
+@KIND
+def test_lax_map_inside_shard_map(kind, check_vma):
+    x_spec, w_spec, y_spec = specs_of(kind)
+    f = jax.shard_map(
+        lambda x, w: lax.map(lambda x: OPS[kind](x, w, "tp"), x),
+        mesh=make_mesh(),
+        in_specs=(P(None, *x_spec), w_spec),
+        out_specs=P(None, *y_spec),
+        check_vma=check_vma,
+    )
+    x, w = random_operands(m=4, k=16, n=8, leading=(3,))
+    assert_dense(jax.jit(f)(x, w), x, w)
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("form", ["allreduce", "sequence"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.save_only_these_names("hidden"),
+    ],
+)
+def test_remat_of_scanned_layers(policy, form, check_vma):
+    """Two ops a layer, inside shard_map, in both forms of a tensor-parallel network."""
+
+    def local(x, layers):
+        def layer(x, w):
+            if form == "allreduce":
+                hidden = entwine_jax.column_parallel_matmul(x, w[0], "tp")
+            else:
+                hidden = entwine_jax.allgather_matmul(x, w[0], "tp")
+            hidden = jnp.tanh(checkpoint_name(hidden, "hidden"))
+            if form == "allreduce":
+                return entwine_jax.matmul_allreduce(hidden, w[1], "tp"), None
+            return entwine_jax.matmul_reducescatter(hidden, w[1], "tp"), None
+
+        return lax.scan(jax.checkpoint(layer, policy=policy), x, layers)[0]
+
+    def dense(x, layers):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[0]
+
+    x, _ = random_operands(m=4, k=16, n=8)
+    layers = tuple(
+        jax.random.normal(jax.random.key(i), (3, *shape)) / 4
+        for i, shape in enumerate([(16, 8), (8, 16)])
+    )
+    rows = P() if form == "allreduce" else P("tp")
+    f = jax.shard_map(
+        local,
+        mesh=make_mesh(),
+        in_specs=(rows, (P(None, None, "tp"), P(None, "tp"))),
+        out_specs=rows,
+        check_vma=check_vma,
+    )
+    actual = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1)))(x, layers)
+    expected = jax.grad(lambda *a: jnp.sum(jnp.sin(dense(*a))), (0, 1))(x, layers)
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected
+    )
+
+
 @KIND
 def test_cond_with_a_common_predicate(kind):
     x, w = random_operands(m=4, k=16, n=8)
@@ -146,13 +204,6 @@ def test_cond_with_a_common_predicate(kind):
     np.testing.assert_array_equal(f(x, w, False), np.zeros((4, 8)))
 
 
-def specs(kind, axis_name="tp"):
-    """How x and w are sharded."""
-    if kind in ("allreduce", "reducescatter"):
-        return P(None, axis_name), P(axis_name)
-    return P(axis_name) if kind == "allgather" else P(), P(None, axis_name)
-
-
 @CHECK_VMA
 @KIND
 def test_explicit_mesh(kind, check_vma):
@@ -160,7 +211,7 @@ def test_explicit_mesh(kind, check_vma):
     x, w = random_operands(m=4, k=16, n=8)
     x, w = (
         jax.device_put(v, NamedSharding(mesh, spec))
-        for v, spec in zip((x, w), specs(kind), strict=True)
+        for v, spec in zip((x, w), specs_of(kind)[:2], strict=True)
     )
     f = PRODUCTS[kind](mesh, check_vma=check_vma)
     assert_dense(jax.jit(f)(x, w), x, w)
@@ -228,21 +279,24 @@ def test_partially_manual_mesh(axis_type, kind, check_vma):
         pytest.skip("JAX cannot lower its own psum_scatter there")
     mesh = make_mesh((2, 2), ("dp", "tp"), axis_type)
     x, w = random_operands(m=4, k=16, n=8)
-    x_spec, w_spec = specs(kind)
+    x_spec, w_spec, y_spec = specs_of(kind)
     placed = x_spec if kind == "allgather" else P("dp", *x_spec[1:])
     x = jax.device_put(x, NamedSharding(mesh, placed))
     w = jax.device_put(w, NamedSharding(mesh, w_spec))
-    op = OPS[kind]
-    out_spec = {"allreduce": P(), "reducescatter": at(0, 2, "tp")}.get(kind, last(2, "tp"))
     f = jax.shard_map(
-        lambda x, w: op(x, w, "tp"),
+        lambda x, w: OPS[kind](x, w, "tp"),
         mesh=mesh,
         in_specs=(x_spec, w_spec),
-        out_specs=out_spec,
+        out_specs=y_spec,
         axis_names={"tp"},
         check_vma=check_vma,
     )
     assert_dense(jax.jit(f)(x, w), x, w)
+    if kind == "allgather" and axis_type == AxisType.Explicit:
+        return  # the gradient is that psum_scatter
+    dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
+    np.testing.assert_allclose(dx, np.ones((4, 8)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 8)), rtol=1e-5, atol=1e-5)
 
 
 def test_vmap_axis_name_is_summed_like_psum():
