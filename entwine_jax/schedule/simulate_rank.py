@@ -1,0 +1,137 @@
+"""One rank of a simulated launch: its CTAs and what they share."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from entwine_jax.schedule.simulate_links import EventQueue, Links
+from entwine_jax.schedule.simulate_rates import FENCE_US, Rates
+from entwine_jax.schedule.timeline import Kind
+
+LOADER_WARP, PUSH_WARP, FIRST_SPARE_WARP, FIRST_MATH_WARP = 0, 1, 2, 4
+NUM_MATH_WARPS = 8
+NUM_WARPS = 12
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a rank has to know of one of its tiles.
+
+    Attributes:
+        push_bytes: what is pushed of it: whole panels of its valid rows.
+        valid_bytes: what is forwarded of it.
+        owner: the rank that reduces it; the rank itself for the all-gather.
+        slot: position among the owner's tiles.
+        source: AllGather: whose rows it multiplies.
+        tile_row: AllGather: which of the source's rows of tiles these are.
+    """
+
+    push_bytes: float
+    valid_bytes: float
+    owner: int
+    slot: int
+    source: int = 0
+    tile_row: int = 0
+
+
+@dataclass
+class World:
+    """What all ranks share."""
+
+    events: EventQueue
+    links: Links
+    rates: Rates
+    teams: int
+    records: list[float] = field(default_factory=list)
+    """The fields of timeline.EVENT, event by event."""
+    ranks: list["Rank"] = field(default_factory=list)
+
+
+@dataclass
+class Cta:
+    """What is common to CTAs that compute and CTAs that communicate."""
+
+    index: int
+    start_us: float
+    num_active_warps: int
+    last_arrival_us: float = 0.0
+    """When the last of its stores was in place."""
+    num_units: int = 0
+    """That it has reduced."""
+
+
+class Communication(Protocol):
+    """The communication role of an op on one rank."""
+
+    def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
+        """Warps begin to take units; each calls `Rank.retire` when it finds none."""
+        ...
+
+
+class Rank:
+    """Counters of one rank, and what its CTAs do in the end."""
+
+    def __init__(
+        self,
+        index: int,
+        world: World,
+        tiles: list[Tile],
+        start_us: float,
+        matmul_factor: float,
+        num_compute_ctas: int,
+    ) -> None:
+        self.index = index
+        self.world = world
+        self.tiles = tiles
+        self.start_us = start_us
+        self.mainloop_us = world.rates.mainloop_us * matmul_factor
+        self.num_compute_ctas = num_compute_ctas
+        self.num_computing = num_compute_ctas
+        self.communication: Communication
+        self.arrived_us = start_us
+        """When the last peer has said that its part of this rank's output is complete."""
+        self.last_exit_us = start_us
+        self.last_exit_cta = 0
+        self._next_tile = 0
+        self._records = world.records
+
+    def claim_tile(self) -> int | None:
+        """The next tile, or None where there is none."""
+        if self._next_tile == len(self.tiles):
+            return None
+        self._next_tile += 1
+        return self._next_tile - 1
+
+    def record(
+        self,
+        kind: Kind,
+        start: float,
+        end: float,
+        tile: int,
+        cta: int,
+        first_warp: int,
+        num_warps: int = 1,
+    ) -> None:
+        """Adds an event of each of several warps to the timeline; -1 for no tile."""
+        for warp in range(first_warp, first_warp + num_warps):
+            self._records += (start, end, tile, self.index, cta, warp, kind)
+
+    def busy(self, times: tuple[float, float]) -> float:
+        """Between the two times, by how many of the CTAs still compute."""
+        idle_us, busy_us = times
+        return idle_us + (busy_us - idle_us) * self.num_computing / self.num_compute_ctas
+
+    def retire(self, now: float, cta: Cta, num_warps: int) -> None:
+        """Warps that have nothing left to do; the last one ends the CTA."""
+        cta.num_active_warps -= num_warps
+        if cta.num_active_warps == 0:
+            self._exit(now, cta)
+
+    def _exit(self, now: float, cta: Cta) -> None:
+        end = max(now, cta.last_arrival_us) + FENCE_US
+        self.record(Kind.CTA, cta.start_us, end, -1, cta.index, 0)
+        if end >= self.last_exit_us:
+            self.last_exit_us, self.last_exit_cta = end, cta.index
+        if cta.num_units:
+            for peer in self.world.ranks:
+                if peer is not self:
+                    peer.arrived_us = max(peer.arrived_us, end + self.world.rates.flag_us)

@@ -1,0 +1,107 @@
+"""How long the steps of the fused kernel take in the simulation.
+
+Rates that the cost model has too are taken from it. The rest are times of single steps: those
+that a measurement of its own gave are marked so, the others are fitted to the times of whole
+calls on two and four H200s, together, and describe no step by itself.
+"""
+
+from dataclasses import dataclass
+
+from entwine_jax.schedule.candidates import ceil_div, num_tiles
+from entwine_jax.schedule.cost_model import (
+    BYTES_PER_US_AT_1_GB_S,
+    NARROW_TILE_LINK_RATE,
+    memory_time_us,
+    tile_factor,
+    tile_time_us,
+)
+from entwine_jax.schedule.problem import ALLGATHER, Problem
+from entwine_jax.schedule.schedule import Schedule
+
+# The kernel's own numbers: ffi/kernels/config.cuh, gather.cuh, gemm.cuh.
+TILE_K = 64
+UNIT_BYTES = 4096
+ROWS_PER_SEND = 4
+NUM_TURNS = 32
+FLOPS_PER_CYCLE = 4096
+PANEL_COLUMNS = 64
+
+# Boost clock of the data sheet; only the pushes' turns are counted in cycles.
+SM_CLOCK_GHZ = 1.755
+
+# Math warps write a tile to the store buffer.
+EPILOGUE_US = 0.7
+
+# One CTA's bulk copies to a peer: measured with several under way; in paced steps of 4 KB, one is.
+PUSH_GB_S = 42.0
+PACED_PUSH_GB_S = 16.0
+
+# From the last byte on the link to its sender's knowledge that it has arrived.
+COMPLETION_US = 0.7
+
+# A system-wide fence at the end of a CTA or of a unit of rows.
+FENCE_US = 1.0
+
+# One warp reduces a unit: what it costs for itself, and for each rank, that is a load of 4 KB and
+# a store of 4 KB. While all SMs multiply, the memory system is busy and both take longer.
+REDUCE_US, REDUCE_US_PER_RANK = 1.3, 0.35
+BUSY_REDUCE_US, BUSY_REDUCE_US_PER_RANK = 2.5, 1.3
+
+# One warp sends a unit of rows: the same.
+SEND_US, SEND_US_PER_RANK = 2.0, 0.5
+BUSY_SEND_US, BUSY_SEND_US_PER_RANK = 6.0, 0.8
+
+# The mainloop's own loads queue behind stores to a congested link: each us in which more wait than
+# the buffers on the way hold adds so much to the mainloops under way.
+BUFFER_US = 2.5
+SLOWDOWN = 0.5
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Times in us of the steps of one launch, and bytes per us of the link."""
+
+    link_bytes_per_us: float
+    flag_us: float
+    mainloop_us: float
+    epilogue_us: float
+    turn_us: float
+    """Between one turn of the pushes and the next."""
+    reduce_us: tuple[float, float]
+    """Of a unit: without and with all SMs multiplying."""
+    send_us: tuple[float, float]
+
+
+def rates_of(problem: Problem, schedule: Schedule) -> Rates:
+    """The times of one launch."""
+    hardware, num_ranks = problem.hardware, problem.num_ranks
+    link_factor = tile_factor(schedule, NARROW_TILE_LINK_RATE)
+    if problem.op == ALLGATHER:
+        link_factor = 1.0  # units of rows are the same whatever the tiles
+    num_waves = ceil_div(num_tiles(problem, schedule), hardware.num_sms - schedule.num_comm_ctas)
+    tile_us = max(tile_time_us(problem, schedule), memory_time_us(problem) / num_waves)
+    cycles_per_k_tile = 2 * schedule.tile_m * schedule.tile_n * TILE_K // FLOPS_PER_CYCLE
+    spread_cycles = (
+        ceil_div(problem.k_local, TILE_K) * cycles_per_k_tile * schedule.push_spread / 100
+    )
+    return Rates(
+        link_bytes_per_us=hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S * link_factor,
+        flag_us=hardware.flag_latency_us,
+        # With two teams the epilogue of one runs under the mainloop of the other.
+        mainloop_us=tile_us if num_teams(schedule) == 2 else max(tile_us - EPILOGUE_US, 0.0),
+        epilogue_us=EPILOGUE_US,
+        turn_us=spread_cycles / (SM_CLOCK_GHZ * 1e3) / NUM_TURNS,
+        reduce_us=(
+            REDUCE_US + REDUCE_US_PER_RANK * num_ranks,
+            BUSY_REDUCE_US + BUSY_REDUCE_US_PER_RANK * num_ranks,
+        ),
+        send_us=(
+            SEND_US + SEND_US_PER_RANK * num_ranks,
+            BUSY_SEND_US + BUSY_SEND_US_PER_RANK * num_ranks,
+        ),
+    )
+
+
+def num_teams(schedule: Schedule) -> int:
+    """Teams of math warps that take the tiles of a CTA in turn."""
+    return 1 if schedule.tile_n == 256 else 2
