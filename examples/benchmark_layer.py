@@ -199,7 +199,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", help="default: 1 and 2 sequences")
-    parser.add_argument("--ranks", type=int, default=jax.device_count(), help="default: all")
+    parser.add_argument("--ranks", type=int, default=jax.device_count(), help="GPUs (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
     parser.add_argument("--calls", type=int, default=8, help="layers a dispatch (default: 8)")
     parser.add_argument("--attention", choices=("xla", "cudnn"), help="default: cudnn on GPUs")
@@ -215,6 +215,9 @@ def main(argv: list[str] | None = None) -> int:
     config = LLAMA_70B if jax.default_backend() == "gpu" else SMALL
     config = config._replace(attention=args.attention or config.attention)
     try:
+        for name in ("ranks", "rounds", "calls"):
+            if getattr(args, name) < 1:
+                raise ValueError(f"--{name} {getattr(args, name)}: must be 1 or more")
         results = []
         mesh = example.make_mesh(config, args.ranks)
         markers = report.markers(mesh.size, "layer")
@@ -227,7 +230,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{tokens} tokens", file=sys.stderr, flush=True)
             results += measure(mesh, config._replace(batch=batch), args)
         machine = describe_machine(mesh.size)
-        widths = f"width {config.width}, {config.num_heads} heads, {config.num_kv_heads} of keys"
+        heads = f"{config.num_heads} heads, {config.num_kv_heads} key-value heads"
+        widths = f"width {config.width}, {heads}"
         title = f"Decoder layer, {widths}, hidden {config.hidden}, {config.dtype}, {machine}"
         table = markdown(title, args.rounds, results)
         print(table)
