@@ -1,4 +1,4 @@
-"""The command line: `python -m entwine_jax doctor | bench | tune | explain`."""
+"""The command line: `python -m entwine_jax doctor | bench | tune | explain | trace`."""
 
 import argparse
 import importlib
@@ -12,6 +12,7 @@ COMMANDS = {
     "bench": ("entwine_jax.bench.command", "verify, then time against plain lax"),
     "tune": ("entwine_jax.tune.command", "time schedules, and keep the fastest in a table"),
     "explain": ("entwine_jax.explain_command", "say which schedule a problem gets, and why"),
+    "trace": ("entwine_jax.trace.command", "record what every CTA does when, beside a simulation"),
 }
 
 

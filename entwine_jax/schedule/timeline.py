@@ -36,7 +36,7 @@ EVENT = np.dtype(
     [
         ("start_us", "<f8"),
         ("end_us", "<f8"),
-        ("tile", "<i4"),  # position in the order of visits; -1 for none
+        ("tile", "<i4"),  # simulated: position in the order of visits; -1 for none
         ("rank", "<u2"),
         ("cta", "<u2"),
         ("warp", "u1"),

@@ -1,0 +1,40 @@
+"""How commands are told of a problem and of a schedule for it."""
+
+import argparse
+
+from entwine_jax.schedule import H200, Problem, Schedule
+from entwine_jax.schedule.hardware import PROFILES
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, ITEM_BYTES, OPS, REDUCESCATTER
+
+OP_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER} | {op: op for op in OPS}
+
+
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments that `problem_of` reads, and `--schedule`."""
+    parser.add_argument("--op", choices=sorted(OP_NAMES), default="ar", help="default: ar")
+    parser.add_argument("--m", type=int, required=True, help="rows of x (of the gathered x)")
+    parser.add_argument("--n", type=int, required=True, help="columns of w before sharding")
+    parser.add_argument("--k", type=int, required=True, help="contracted size before sharding")
+    parser.add_argument("--ranks", type=int, required=True, help="GPUs that work together")
+    parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bfloat16")
+    parser.add_argument("--hardware", choices=sorted(PROFILES), default=H200.name)
+    parser.add_argument(
+        "--schedule", type=Schedule.from_text, metavar="FIELD=VALUE,...", help="take this one"
+    )
+
+
+def problem_of(args: argparse.Namespace) -> Problem:
+    """The problem of a command line.
+
+    Raises:
+        ValueError: names the size that breaks a rule.
+    """
+    return Problem(
+        op=OP_NAMES[args.op],
+        m=args.m,
+        n=args.n,
+        k=args.k,
+        num_ranks=args.ranks,
+        dtype=args.dtype,
+        hardware=PROFILES[args.hardware],
+    )

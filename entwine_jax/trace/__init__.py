@@ -1,0 +1,1 @@
+"""Timelines of the fused kernel, measured and simulated: records, files, figures, the command."""

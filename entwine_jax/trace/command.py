@@ -1,0 +1,80 @@
+"""The command `python -m entwine_jax trace`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from entwine_jax.problem_arguments import add_problem_arguments, problem_of
+from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.schedule.simulate import simulate
+from entwine_jax.schedule.timeline import summarize
+from entwine_jax.selection import as_measured, decide
+from entwine_jax.trace import perfetto
+from entwine_jax.trace.record import CannotTraceError, agreement, record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    add_problem_arguments(parser)
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="FILE", help="write a trace for https://ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw measured and simulated side by side"
+    )
+    parser.add_argument(
+        "--simulate", action="store_true", help="only the simulation: needs no GPU, up to 72 ranks"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns 0, 1 where nothing can be traced, 2 for a wrong argument."""
+    try:
+        problem = as_measured(problem_of(args))
+        schedule = _schedule(problem, args.schedule, args.simulate)
+        simulation = simulate(problem, schedule)
+        timelines = {"simulated": simulation.events}
+        print(f"problem   {problem}\nschedule  {schedule}")
+        if not args.simulate:
+            measured = record(problem, schedule)
+            timelines = {"measured": measured.events, **timelines}
+            print(f"untraced  {measured.call_us:.1f} us a call")
+            print(f"simulated {agreement(measured.events, simulation):.3f} of the measured time")
+        _print_summaries(timelines)
+        if args.perfetto is not None:
+            perfetto.write(args.perfetto, timelines)
+        if args.plot is not None:
+            # Only here, as it needs matplotlib.
+            from entwine_jax.trace.figures import draw_timelines
+
+            draw_timelines(args.plot, f"{problem}\n{schedule}", timelines)
+    except (ValueError, ImportError) as error:
+        print(f"trace: {error}", file=sys.stderr)
+        return 2
+    except CannotTraceError as error:
+        print(f"trace: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _schedule(problem: Problem, given: Schedule | None, only_simulated: bool) -> Schedule:
+    """The schedule that the op would run with; one that is only simulated runs as it is given."""
+    if only_simulated and given is not None:
+        return given
+    decision = decide(problem, override=given)
+    if decision.schedule.fused:
+        return decision.schedule
+    if given is None and decision.ranked:
+        return decision.ranked[0].schedule
+    if given is None and only_simulated:
+        return Schedule()
+    raise ValueError(f"no fused schedule to trace: {decision.reason}")
+
+
+def _print_summaries(timelines: dict[str, np.ndarray]) -> None:
+    for name, events in timelines.items():
+        print(f"{name}, from the first event of a rank to its last:")
+        for summary in summarize(events):
+            print(f"  {summary}")

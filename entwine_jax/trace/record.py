@@ -1,0 +1,74 @@
+"""Runs the instrumented kernel on the GPUs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from entwine_jax import runtime
+from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.schedule.simulate import Simulation
+from entwine_jax.schedule.timeline import total_us
+from entwine_jax.trace.events import decode
+
+NUM_TIMED_CALLS = 50
+
+TRACED_DTYPE = "bfloat16"  # the only one that instrumented kernels are compiled for
+
+
+class CannotTraceError(RuntimeError):
+    """What is missing here, or what the kernel did wrong."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One traced call.
+
+    Attributes:
+        events: what every warp did, an array of `timeline.EVENT`.
+        call_us: time of a call that is not traced, mean of many, slowest rank.
+    """
+
+    events: np.ndarray
+    call_us: float
+
+
+def record(problem: Problem, schedule: Schedule) -> Measured:
+    """Verifies one call, times some and traces one.
+
+    Raises:
+        CannotTraceError: too few GPUs, no compiled library, another dtype, wrong results.
+    """
+    if problem.dtype != TRACED_DTYPE:
+        raise CannotTraceError(f"dtype = {problem.dtype}: only {TRACED_DTYPE} can be traced")
+    reason = runtime.why_unavailable(problem.num_ranks)
+    if reason is not None:
+        raise CannotTraceError(f"the fused kernel cannot run here: {reason}")
+    ffi = runtime.load_ffi()
+    assert ffi is not None
+    sizes = {
+        "op": problem.op,
+        "m": problem.m,
+        "n": problem.n_local,
+        "k": problem.k_local,
+        "num_batches": problem.num_batches,
+        "w_transposed": 0,
+    }
+    result = ffi.run_virtual_ranks(
+        [sizes | schedule.as_attributes()],
+        problem.num_ranks,
+        list(range(problem.num_ranks)),
+        problem.dtype,
+        problem.hardware.num_sms,
+        num_calls=1,
+        num_timed_calls=NUM_TIMED_CALLS,
+        trace=True,
+    )
+    wrong = result["wrong_elements"] + result["wrong_partials"]
+    if wrong:
+        raise CannotTraceError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")
+    return Measured(decode(result["events"]), result["microseconds"])
+
+
+def agreement(measured_events: np.ndarray, simulated: Simulation) -> float:
+    """Simulated over measured time, from the first event of a call to its last."""
+    return total_us(simulated.events) / total_us(measured_events)
