@@ -21,6 +21,29 @@ NB_MODULE(_ffi, m) {
       nb::arg("tile_idx"), nb::arg("num_tiles_m"), nb::arg("num_tiles_n"), nb::arg("raster"),
       nb::sig("def tile_coordinates(tile_idx: int, num_tiles_m: int, num_tiles_n: int, "
               "raster: int) -> tuple[int, int]"));
+  m.def(
+      "tile_item",
+      [](int item_idx, int num_tiles, int narrow_tail) {
+        const auto item =
+            entwine::tile_item(item_idx, entwine::split_tiles(num_tiles, narrow_tail));
+        return nb::make_tuple(item.tile_idx, item.half, item.narrow);
+      },
+      nb::arg("item_idx"), nb::arg("num_tiles"), nb::arg("narrow_tail"),
+      nb::sig("def tile_item(item_idx: int, num_tiles: int, narrow_tail: int) "
+              "-> tuple[int, int, bool]"),
+      "(tile_idx, half, whether it is but a half)");
+  m.def(
+      "reducescatter_turn",
+      [](int item_idx, int items_per_owner, int num_ranks, int rank, int own_last) {
+        const auto turn =
+            entwine::reducescatter_turn(item_idx, items_per_owner, num_ranks, rank, own_last);
+        return nb::make_tuple(turn.owner, turn.item_idx);
+      },
+      nb::arg("item_idx"), nb::arg("items_per_owner"), nb::arg("num_ranks"), nb::arg("rank"),
+      nb::arg("own_last"),
+      nb::sig("def reducescatter_turn(item_idx: int, items_per_owner: int, num_ranks: int, "
+              "rank: int, own_last: int) -> tuple[int, int]"),
+      "(owner, position among the owner's items)");
   m.def("tile_owner", &entwine::tile_owner, nb::arg("tile_idx"), nb::arg("num_ranks"));
   m.def("tile_slot", &entwine::tile_slot, nb::arg("tile_idx"), nb::arg("num_ranks"));
   m.def("owned_tile", &entwine::owned_tile, nb::arg("slot"), nb::arg("num_ranks"), nb::arg("rank"));

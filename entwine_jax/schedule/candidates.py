@@ -1,8 +1,10 @@
 """Every schedule that could run a problem, and for the others the reason why not."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from entwine_jax.schedule.problem import ALLGATHER, Problem
+from entwine_jax.schedule import tile_order
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
 FUSED_DTYPES = ("bfloat16", "float16")
@@ -64,14 +66,24 @@ def num_tiles(problem: Problem, schedule: Schedule) -> int:
     return _num_tile_rows(problem, schedule) * _tiles_per_row(problem, schedule)
 
 
+def num_items(problem: Problem, schedule: Schedule) -> int:
+    """What the CTAs of one rank compute: tiles, and halves of the last ones.
+
+    The reduce-scatter halves tiles of every owner alike.
+    """
+    tiles = num_tiles(problem, schedule)
+    num_owners = problem.num_ranks if problem.op == REDUCESCATTER else 1
+    tail = ceil_div(schedule.narrow_tail, num_owners)
+    return num_owners * tile_order.num_items(tiles // num_owners, tail)
+
+
 def needed_slot_bytes(problem: Problem, schedule: Schedule) -> int:
     """Slot memory that one launch needs on each GPU, in bytes."""
     if problem.op == ALLGATHER:
         return 0  # rows go straight to where they are gathered
     (_, largest), *_ = launches(problem, schedule)
-    tiles = num_tiles(largest, schedule)
-    padded_tiles = ceil_div(tiles, problem.num_ranks) * problem.num_ranks
-    return NUM_PARITIES * padded_tiles * _tile_bytes(problem, schedule)
+    slots_per_source = ceil_div(num_items(largest, schedule), problem.num_ranks)
+    return NUM_PARITIES * slots_per_source * problem.num_ranks * _tile_bytes(problem, schedule)
 
 
 def launches(problem: Problem, schedule: Schedule) -> list[tuple[int, Problem]]:
@@ -101,6 +113,11 @@ def rows_per_launch(problem: Problem, schedule: Schedule, slot_bytes: int) -> in
     if problem.op == ALLGATHER:
         return 0
     fitting_tiles = slot_bytes // (NUM_PARITIES * _tile_bytes(problem, schedule))
+    if schedule.narrow_tail:
+        # A half takes a whole slot. No more than all tiles are halved, and no more than one a rank
+        # beyond those that are asked for.
+        halved = schedule.narrow_tail + problem.num_ranks
+        fitting_tiles = max(fitting_tiles - halved, fitting_tiles // 2)
     # Every rank has the same number of slots for each source, so whole rounds of ranks count.
     fitting_tiles -= fitting_tiles % problem.num_ranks
     fitting_rows = fitting_tiles // _tiles_per_row(problem, schedule)
@@ -158,6 +175,10 @@ def _why_unfit(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | N
         return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
     if problem.op == ALLGATHER and schedule.num_spare_warps == 0:
         return "num_spare_warps = 0: the all-gather sends its rows with them"
+    if problem.op == ALLGATHER and schedule.num_comm_ctas:
+        return f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none"
+    if problem.op == ALLGATHER and schedule.narrow_tail:
+        return f"narrow_tail = {schedule.narrow_tail}: the all-gather has tiles of one shape"
     if problem.op == ALLGATHER and schedule.rows_per_launch:
         return f"rows_per_launch = {schedule.rows_per_launch}: the all-gather is one launch"
     return None
@@ -189,19 +210,34 @@ def candidates(
     """All schedules that are considered for a problem: the legal ones and the rejected ones."""
     legal: list[Schedule] = []
     rejected: list[Rejection] = []
+    for schedule in _unfitted(problem):
+        fitted = fit(problem, schedule, slot_bytes)
+        if isinstance(fitted, Schedule) and _ranks_without_tiles(problem, fitted):
+            fitted = Rejection(schedule, "fewer tiles than ranks: some would own none")
+        if isinstance(fitted, Rejection):
+            rejected.append(fitted)
+        else:
+            legal.append(fitted)
+    return tuple(legal), tuple(rejected)
+
+
+def last_wave(num_tiles: int, num_ctas: int) -> int:
+    """Tiles of the last wave: as many as there are CTAs, or fewer."""
+    return (num_tiles - 1) % num_ctas + 1
+
+
+def _unfitted(problem: Problem) -> Iterator[Schedule]:
+    """Every schedule that is considered, whether it can run or not."""
+    usual = Schedule(num_comm_ctas=PLACEMENTS[0][0], num_spare_warps=PLACEMENTS[0][1])
+    if problem.op == ALLREDUCE:
+        # What is finished last is sent twice; in the reduce-scatter it is not sent at all.
+        tail = last_wave(num_tiles(problem, usual), problem.hardware.num_sms)
+        yield replace(usual, narrow_tail=tail)
     for tile_n in (256, 128):
         for num_comm_ctas, num_spare_warps in PLACEMENTS:
-            schedule = Schedule(
+            yield Schedule(
                 tile_n=tile_n, num_comm_ctas=num_comm_ctas, num_spare_warps=num_spare_warps
             )
-            fitted = fit(problem, schedule, slot_bytes)
-            if isinstance(fitted, Schedule) and _ranks_without_tiles(problem, fitted):
-                fitted = Rejection(schedule, "fewer tiles than ranks: some would own none")
-            if isinstance(fitted, Rejection):
-                rejected.append(fitted)
-            else:
-                legal.append(fitted)
-    return tuple(legal), tuple(rejected)
 
 
 def tuning_candidates(

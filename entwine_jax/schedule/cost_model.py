@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from entwine_jax.schedule.candidates import (
     GATHER_COLUMNS,
     ceil_div,
+    last_wave,
     launches,
     num_tiles,
 )
@@ -141,16 +142,14 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     hardware = problem.hardware
     link_bytes_per_us = hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
-    tiles = num_tiles(problem, schedule)
-    waves = ceil_div(tiles, num_gemm_ctas)
     tile_us = tile_time_us(problem, schedule)
+    waves, last_share = _waves(problem, schedule, num_gemm_ctas)
 
     matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (
         link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE)
     )
-    last_wave_share = (tiles - (waves - 1) * num_gemm_ctas) / tiles
-    drain_us = last_wave_share * problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
+    drain_us = last_share * problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
     latency_us = FLAGS_IN_TAIL[problem.op] * hardware.flag_latency_us + TAIL_LOCAL_US
     longest_us = max(matmul_us + left_over_us + drain_us, tile_us + link_us)
@@ -165,6 +164,23 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
         drain_us=drain_us,
         latency_us=latency_us,
     )
+
+
+def _waves(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> tuple[float, float]:
+    """Waves, in times of a whole tile, and the share of the tiles that the last one sends."""
+    tiles = num_tiles(problem, schedule)
+    halved = min(schedule.narrow_tail, tiles)
+    if halved:
+        whole_waves = ceil_div(tiles - halved, num_gemm_ctas)
+        waves = ceil_div(2 * halved, num_gemm_ctas)
+        return whole_waves + waves / 2 / NARROW_TILE_RATE, (
+            last_wave(2 * halved, num_gemm_ctas) / 2 / tiles
+        )
+    sent = last_wave(tiles, num_gemm_ctas)
+    if problem.op == REDUCESCATTER and schedule.tile_n == 256:
+        # The kernel keeps this rank's own tiles for the end.
+        sent -= min(sent, tiles // problem.num_ranks)
+    return ceil_div(tiles, num_gemm_ctas), sent / tiles
 
 
 def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:

@@ -20,6 +20,8 @@ class Schedule:
         raster: tile rows of a band; inside a band tiles are visited column by column, 1 to 1024.
         push_spread: percent of the next tile's time over which the pushes of a finished tile are
             spread, 0 to 100.
+        narrow_tail: so many of the last 128x256 tiles of a launch are computed in two halves of
+            128 columns, 0 to 1024; 0 with tiles of 128 columns.
         rows_per_launch: rows of a rank's result that one launch computes, a multiple of tile_m, as
             batches count in whole tiles; 0 for all of them. Problems whose slots exceed the
             workspace are split so: between batches, or inside each where even one is too large.
@@ -35,6 +37,7 @@ class Schedule:
     num_spare_warps: int = 1
     raster: int = 16
     push_spread: int = 80
+    narrow_tail: int = 0
     rows_per_launch: int = 0
     fused: bool = True
 
@@ -51,6 +54,12 @@ class Schedule:
         self._require_range("num_spare_warps", 0, 2)
         self._require_range("raster", 1, 1024)
         self._require_range("push_spread", 0, 100)
+        self._require_range("narrow_tail", 0, 1024)
+        self._require(
+            "narrow_tail",
+            self.narrow_tail == 0 or self.tile_n == 256,
+            "must be 0 if tile_n = 128",
+        )
         self._require(
             "rows_per_launch",
             self.rows_per_launch >= 0 and self.rows_per_launch % self.tile_m == 0,
@@ -92,6 +101,8 @@ class Schedule:
             f"tile {self.tile_m}x{self.tile_n}, comm CTAs {self.num_comm_ctas}, "
             f"spare warps {self.num_spare_warps}, raster {self.raster}, spread {self.push_spread}%"
         )
+        if self.narrow_tail:
+            text += f", last {self.narrow_tail} in halves"
         return f"{text}, {self.rows_per_launch} rows a launch" if self.rows_per_launch else text
 
 

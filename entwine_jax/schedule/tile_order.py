@@ -25,6 +25,56 @@ def tile_coordinates(
     return band * raster + within_band % rows, within_band // rows
 
 
+class TileItem(NamedTuple):
+    """What one CTA computes at a time: a tile of 256 columns, or one half of it.
+
+    Attributes:
+        tile_idx: position of the tile in the visit order.
+        half: 0, or 1 for the right half.
+        narrow: whether the item is but a half.
+    """
+
+    tile_idx: int
+    half: int
+    narrow: bool
+
+
+def num_items(num_tiles: int, narrow_tail: int) -> int:
+    """Items of so many tiles, of which the last `narrow_tail` are computed in halves."""
+    return num_tiles + min(narrow_tail, num_tiles)
+
+
+def tile_item(item_idx: int, num_tiles: int, narrow_tail: int) -> TileItem:
+    """The item at position `item_idx`: tiles in order, the last `narrow_tail` as two halves each.
+
+    Less is then left to be sent when the last item is finished.
+    """
+    num_whole = num_tiles - min(narrow_tail, num_tiles)
+    if item_idx < num_whole:
+        return TileItem(item_idx, 0, narrow=False)
+    tile, half = divmod(item_idx - num_whole, 2)
+    return TileItem(num_whole + tile, half, narrow=True)
+
+
+def reducescatter_turn(
+    item_idx: int, items_per_owner: int, num_ranks: int, rank: int, own_last: int
+) -> tuple[int, int]:
+    """Owner, and position among the owner's items, of what `rank` computes at `item_idx`.
+
+    The owners take turns, but the last `own_last` items of a rank are its own: what is finished
+    last has no link to cross.
+    """
+    first = items_per_owner - own_last
+    in_turn = first * num_ranks
+    if item_idx < in_turn:
+        return item_idx % num_ranks, item_idx // num_ranks
+    rest = item_idx - in_turn
+    num_others = num_ranks - 1
+    if rest < own_last * num_others:
+        return (rank + 1 + rest % num_others) % num_ranks, first + rest // num_others
+    return rank, first + rest - own_last * num_others
+
+
 def tile_owner(tile_idx: int, num_ranks: int) -> int:
     """The rank that reduces this tile and forwards the result."""
     return tile_idx % num_ranks

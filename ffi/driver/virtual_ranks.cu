@@ -246,6 +246,7 @@ class VirtualRanks {
         const DeviceBuffer& product = *buffers.product[set];
         Schedule schedule = problem.schedule;
         schedule.num_comm_ctas = 0;
+        schedule.narrow_tail = 0;
         schedule.rows_per_launch = rows_that_fit(problem, rank.alone_window);
         Call call = make_call(problem, buffers, set);
         call.op = Op::kAllReduce;

@@ -34,4 +34,5 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(entwine::Schedule,
                                       ::xla::ffi::StructMember<int64_t>("num_spare_warps"),
                                       ::xla::ffi::StructMember<int64_t>("raster"),
                                       ::xla::ffi::StructMember<int64_t>("push_spread"),
+                                      ::xla::ffi::StructMember<int64_t>("narrow_tail"),
                                       ::xla::ffi::StructMember<int64_t>("rows_per_launch"));

@@ -34,29 +34,27 @@ __device__ __forceinline__ uint4 round_chunk(const float (&sum)[8]) {
 
 // One warp sums one unit. Lanes lie along the rows of the tile, so a store covers whole rows of the
 // tile (512 bytes at 256 columns). `peer_output` of lane p is the output of rank p.
-template <class Config, int kUnroll>
+template <class Config, class Tile, int kUnroll>
 __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, uint64_t epoch,
                                             int unit_in_tile, const TilePlace& place,
                                             const void* peer_output) {
   using Element = typename Config::Element;
-  constexpr int kRowsPerStep = 32 / Config::kChunksPerRow;
-  constexpr int kNumSteps = Config::kUnitRows / kRowsPerStep;
+  constexpr int kRowsPerStep = 32 / Tile::kChunksPerRow;
+  constexpr int kNumSteps = Tile::kUnitRows / kRowsPerStep;
   constexpr int kSourcesAtOnce = 4;  // loads in flight: kUnroll of each of so many sources
   static_assert(kNumSteps % kUnroll == 0);
 
   const PeerWindow& window = params.window;
   const int lane = threadIdx.x % 32;
-  const int chunk = lane % Config::kChunksPerRow;
-  const int first_row = unit_in_tile * Config::kUnitRows + lane / Config::kChunksPerRow;
-  const bool column_valid =
-      place.tile_n_idx * Config::kTileN + chunk * Config::kChunkElements < params.n;
-  const int slots_per_source = ceil_div(params.num_tiles, window.num_ranks);
-  const size_t source_stride = static_cast<size_t>(slots_per_source) * Config::kTileBytes;
+  const int chunk = lane % Tile::kChunksPerRow;
+  const int first_row = unit_in_tile * Tile::kUnitRows + lane / Tile::kChunksPerRow;
+  const bool column_valid = place.first_column + chunk * kChunkElements < params.n;
+  const size_t source_stride = static_cast<size_t>(params.slots_per_source) * params.slot_bytes;
   const unsigned char* partials = window.slots[window.rank] + (epoch & 1) * window.parity_bytes +
-                                  static_cast<size_t>(place.slot) * Config::kTileBytes;
-  const uint32_t row_chunks = params.n / Config::kChunkElements;
+                                  static_cast<size_t>(place.slot) * params.slot_bytes;
+  const uint32_t row_chunks = params.n / kChunkElements;
   const size_t first_chunk = static_cast<size_t>(row_chunks) * (place.output_row + first_row) +
-                             place.tile_n_idx * Config::kChunksPerRow + chunk;
+                             place.first_column / kChunkElements + chunk;
 
 #pragma unroll 1
   for (int step = 0; step < kNumSteps; step += kUnroll) {
@@ -72,7 +70,7 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
 #pragma unroll
       for (int u = 0; u < kUnroll; u++) {
         const int row = first_row + (step + u) * kRowsPerStep;
-        const unsigned char* from = partials + chunk_offset<Config>(row, chunk);
+        const unsigned char* from = partials + chunk_offset(row, chunk);
 #pragma unroll
         for (int s = 0; s < kSourcesAtOnce; s++) {
           if (valid[u] && first_source + s < window.num_ranks) {
@@ -115,44 +113,64 @@ __device__ __forceinline__ void reduce_unit(const FusedParams<Config>& params, u
   }
 }
 
-// Takes units until none is left. Units are dealt in the order in which the tiles are claimed, by
-// all ranks alike, so a waiting warp waits for the tile that comes next. It waits only for tiles
-// that a resident CTA has claimed or will claim without waiting for anyone: those CTAs never wait
-// for units.
+// A unit of this rank's slots: units are dealt in the order of the slots.
+struct ReduceUnit {
+  int slot;
+  int in_tile;
+};
+
+__device__ __forceinline__ ReduceUnit reduce_unit_at(int unit, const OwnSlots& slots,
+                                                     int units_of_whole, int units_of_half) {
+  const int in_halves = unit - slots.num_whole * units_of_whole;
+  if (in_halves < 0) return {unit / units_of_whole, unit % units_of_whole};
+  return {slots.num_whole + in_halves / units_of_half, in_halves % units_of_half};
+}
+
+// Takes units until none is left. Units are dealt in the order of the slots, which is that of the
+// items (of the other ranks, in ReduceScatter), so a waiting warp waits for the item that comes next.
+// It waits only for items that a resident CTA has claimed or will claim without waiting for anyone:
+// those CTAs never wait for units.
 template <class Config, int kUnroll>
 __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
+  using Wide = typename Config::Wide;
+  using Narrow = typename Config::Narrow;
   const PeerWindow& window = params.window;
   ControlBlock* control = window.control[window.rank];
   const int lane = threadIdx.x % 32;
-  const int num_units =
-      num_owned_tiles(params.num_tiles, window.num_ranks, window.rank) * Config::kUnitsPerTile;
   const uint64_t epoch = shared.epoch;
+  const int units_of_whole =
+      params.tile_n == Wide::kTileN ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
   const void* peer_output = params.output;
   uint32_t num_stored = 0;
   for (;;) {
-    int unit = 0;
-    if (lane == 0) unit = atomicAdd(&control->next_unit, 1u);
-    unit = __shfl_sync(~0u, unit, 0);
-    if (unit >= num_units) break;
-    const int slot = unit / Config::kUnitsPerTile;
-    const int tile_idx = owned_tile(slot, window.num_ranks, window.rank);
+    int unit_idx = 0;
+    if (lane == 0) unit_idx = atomicAdd(&control->next_unit, 1u);
+    unit_idx = __shfl_sync(~0u, unit_idx, 0);
+    const ReduceUnit unit =
+        reduce_unit_at(unit_idx, params.slots, units_of_whole, Narrow::kUnitsPerTile);
+    if (unit.slot >= params.slots.num_slots) break;
     // Lane p acquires from rank p; __syncwarp() passes that on to the other lanes' loads and
     // stores. A peer's output address stays valid while this warp holds a unit: the peer's kernel
     // of this epoch ends only when the unit has arrived.
     {
-      const Span<Config> span(params, TraceKind::kWait, tile_idx, lane == 0);
+      const Span<Config> span(params, TraceKind::kWait, unit.slot, lane == 0);
       if (lane < window.num_ranks) {
         if (num_stored == 0 && params.op == Op::kAllReduce) {
           peer_output = wait_peer_output(window, lane, epoch);
         }
-        wait_epoch(window, control->tile_ready(slot, lane), epoch, kWaitTileReady, lane, tile_idx);
+        wait_epoch(window, control->tile_ready(unit.slot, lane), epoch, kWaitTileReady, lane,
+                   unit.slot);
       }
       __syncwarp();
     }
-    const Span<Config> span(params, TraceKind::kReduce, tile_idx, lane == 0);
-    reduce_unit<Config, kUnroll>(params, epoch, unit % Config::kUnitsPerTile,
-                                 place_of(params, tile_idx), peer_output);
+    const Span<Config> span(params, TraceKind::kReduce, unit.slot, lane == 0);
+    const TilePlace place = place_of_slot(params, unit.slot);
+    if (place.narrow) {
+      reduce_unit<Config, Narrow, kUnroll>(params, epoch, unit.in_tile, place, peer_output);
+    } else {
+      reduce_unit<Config, Wide, kUnroll>(params, epoch, unit.in_tile, place, peer_output);
+    }
     num_stored++;
   }
   if (lane == 0 && num_stored != 0) atomicAdd(&shared.num_units_stored, num_stored);

@@ -1,4 +1,4 @@
-// The compile-time side of a schedule: element type and tile shape, and what follows from them.
+// The compile-time side of a kernel: element type, tile shapes, and what follows from them.
 #pragma once
 
 #include <cuda.h>
@@ -17,69 +17,74 @@
 
 namespace entwine {
 
-// 128x256: both math warpgroups work on one tile (one team). 128x128: each takes every other tile,
-// so that the epilogue of one runs under the mainloop of the other (two teams). Either way a thread
-// of a math warpgroup holds 128 float32 accumulators.
-//
-// kWTransposed: w is given as [n, k] and multiplied as its transpose.
-// kTraced: every warp records what it does when (kernels/trace.cuh).
-template <class Element_, int kTileN_, int kNumStages_, bool kWTransposed_, bool kTraced_>
-struct KernelConfig {
-  using Element = Element_;
-  static constexpr bool kWTransposed = kWTransposed_, kTraced = kTraced_;
-  static constexpr int kTileM = 128, kTileN = kTileN_, kTileK = 64;
-  static constexpr int kNumStages = kNumStages_;
-  static constexpr int kNumTeams = kTileN == 256 ? 1 : 2;
-  static constexpr int kNumThreads = 384, kNumMathThreads = 256;
-  static constexpr int kTeamThreads = kNumMathThreads / kNumTeams;
-  static constexpr int kNumAccumulators = 128;
+constexpr int kTileM = 128, kTileK = 64;
+constexpr int kNumThreads = 384, kNumMathThreads = 256, kNumMathWarps = kNumMathThreads / 32;
 
-  // What setmaxnreg moves from the auxiliary warpgroup to the math warpgroups: 128 * 104 + 256 * 192
-  // stays under 384 * 168, what the launch gave out.
-  static constexpr int kAuxiliaryRegisters = 104, kMathRegisters = 192;
+// A tile in the store buffer or a slot is a row of panels of 64 columns; a row of a panel is 128
+// bytes, its eight 16-byte chunks permuted by XOR with the row, so that neither the epilogue's
+// stmatrix nor a warp that reads rows meets a bank twice.
+constexpr int kPanelColumns = 64, kPanelRowBytes = 128, kChunkBytes = 16;
+constexpr int kPanelBytes = kTileM * kPanelRowBytes;
+constexpr int kChunkElements = kChunkBytes / 2;  // of 16 bits
 
-  // A tile in a store buffer or a slot is a row of panels of 64 columns; a row of a panel is 128
-  // bytes, its eight 16-byte chunks permuted by XOR with the row, so that neither the epilogue's
-  // stmatrix nor a warp that reads rows meets a bank twice.
-  static constexpr int kPanelColumns = 64, kPanelRowBytes = 128, kChunkBytes = 16;
-  static constexpr int kPanelBytes = kTileM * kPanelRowBytes;
+// Where the 16-byte chunk `chunk` of a tile's row `row` lies in the store buffer or a slot.
+ENTWINE_HOST_DEVICE int chunk_offset(int row, int chunk) {
+  return (chunk >> 3) * kPanelBytes + row * kPanelRowBytes + (((chunk & 7) ^ (row & 7)) << 4);
+}
+
+// A tile of 256 or of 128 columns, multiplied by both math warpgroups together.
+template <class Element, int kTileN_, int kNumStages, bool kWTransposed>
+struct TileConfig {
+  static constexpr int kTileN = kTileN_;
   static constexpr int kNumPanels = kTileN / kPanelColumns;
   static constexpr int kTileBytes = kNumPanels * kPanelBytes;
-  static constexpr int kChunkElements = kChunkBytes / sizeof(Element);
   static constexpr int kChunksPerRow = kTileN / kChunkElements;
+  static constexpr int kNumAccumulators = kTileM * kTileN / kNumMathThreads;
 
   // What a reducing warp takes at a time: whole rows of a tile, 4 KB of each source.
   static constexpr int kUnitBytes = 4096;
-  static constexpr int kUnitRows = kUnitBytes / (kTileN * static_cast<int>(sizeof(Element)));
+  static constexpr int kUnitRows = kUnitBytes / (kChunksPerRow * kChunkBytes);
   static constexpr int kUnitsPerTile = kTileM / kUnitRows;
 
   using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using ClusterShape = cute::Shape<cute::_1, cute::_1, cute::_1>;
-  using MathSchedule =
-      std::conditional_t<kNumTeams == 1, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
       kChunkElements, Element,
       std::conditional_t<kWTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
       kChunkElements, float, TileShape, ClusterShape,
-      cutlass::gemm::collective::StageCount<kNumStages>, MathSchedule>::CollectiveOp;
+      cutlass::gemm::collective::StageCount<kNumStages>,
+      cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
   using Pipeline = typename Mainloop::MainloopPipeline;
 };
 
-// Where the 16-byte chunk `chunk` of a tile's row `row` lies in a store buffer or slot.
-template <class Config>
-ENTWINE_HOST_DEVICE int chunk_offset(int row, int chunk) {
-  return (chunk >> 3) * Config::kPanelBytes + row * Config::kPanelRowBytes +
-         (((chunk & 7) ^ (row & 7)) << 4);
-}
+// kWTransposed: w is given as [n, k] and multiplied as its transpose.
+// kTraced: every warp records what it does when (kernels/trace.cuh).
+template <class Element_, bool kWTransposed_, bool kTraced_>
+struct KernelConfig {
+  using Element = Element_;
+  static constexpr bool kWTransposed = kWTransposed_, kTraced = kTraced_;
+  using Wide = TileConfig<Element, 256, /*kNumStages=*/3, kWTransposed>;
+  using Narrow = TileConfig<Element, 128, /*kNumStages=*/5, kWTransposed>;
+
+  // What setmaxnreg moves from the auxiliary warpgroup to the math warpgroups: 128 * 104 + 256 * 192
+  // stays under 384 * 168, what the launch gave out.
+  static constexpr int kAuxiliaryRegisters = 104, kMathRegisters = 192;
+};
+
+// This rank's own items, in the order of their slots: first whole tiles, then halves.
+struct OwnSlots {
+  int num_whole, num_slots;
+};
 
 template <class Config>
 struct FusedParams {
-  typename Config::Mainloop::Params mainloop;
-  // AllGather: the operands with this rank's own x in the place of the gathered one, which the mainloop
-  // reads, and where finished tiles are stored: [num_batches * num_ranks, block_rows, n].
-  typename Config::Mainloop::Params mainloop_own;
+  typename Config::Wide::Mainloop::Params wide;
+  typename Config::Narrow::Mainloop::Params narrow;
+  // AllGather: the same with this rank's own x in the place of the gathered one, and where finished
+  // tiles are stored: [num_batches * num_ranks, block_rows, n].
+  typename Config::Wide::Mainloop::Params wide_own;
+  typename Config::Narrow::Mainloop::Params narrow_own;
   CUtensorMap output_map;
   PeerWindow window;
   Op op;
@@ -87,29 +92,72 @@ struct FusedParams {
   void* shared_output;  // what peers store to: the output (AllReduce), the gathered x (AllGather)
   void* output;
   RowBlocks blocks;
-  int m, n, k;  // of the product on this rank
-  int num_tiles, num_tiles_n, num_k_tiles;
+  int m, n, k;      // of the product on this rank
+  int tile_n;       // of the tiles that are split into items: 256, or 128 and all items are narrow
+  TileItems items;  // of all tiles (AllReduce, AllGather), of the tiles of an owner (ReduceScatter)
+  OwnSlots slots;
+  int num_items, num_units;  // on this rank; in the whole output (AllReduce)
+  int slots_per_source, slot_bytes;
+  int own_last;  // ReduceScatter: so many of this rank's own items come last
+  int num_tiles_n, num_k_tiles;
   int raster;
-  int num_comm_ctas;
+  int num_comm_ctas, num_senders;
   int num_spare_warps;
   int push_spread;
   TraceBuffer trace;
 };
 
+// An item of a tile: which columns of it.
 template <class Config>
-__device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int tile_idx) {
-  const PeerWindow& window = params.window;
-  switch (params.op) {
-    case Op::kAllReduce:
-      return allreduce_place(tile_idx, params.num_tiles_n, params.raster, window.num_ranks,
-                             params.blocks, Config::kTileM);
-    case Op::kReduceScatter:
-      return reducescatter_place(tile_idx, params.num_tiles_n, params.raster, window.num_ranks,
-                                 params.blocks, Config::kTileM);
-    default:
-      return allgather_place(tile_idx, params.num_tiles_n, params.raster, window.num_ranks,
-                             window.rank, params.blocks, Config::kTileM);
+__device__ __forceinline__ TilePlace take_half(const FusedParams<Config>& params, TilePlace place,
+                                               const TileItem& item) {
+  place.narrow = item.narrow || params.tile_n == Config::Narrow::kTileN;
+  place.first_column = place.tile_n_idx * params.tile_n + item.half * Config::Narrow::kTileN;
+  return place;
+}
+
+// ReduceScatter: an item of an owner.
+template <class Config>
+__device__ __forceinline__ TilePlace owners_place(const FusedParams<Config>& params, int owner,
+                                                  int slot) {
+  const int num_ranks = params.window.num_ranks;
+  const TileItem item = tile_item(slot, params.items);
+  TilePlace place =
+      reducescatter_place(owned_tile(item.tile_idx, num_ranks, owner), params.num_tiles_n,
+                          params.raster, num_ranks, params.blocks, kTileM);
+  place.slot = slot;
+  return take_half(params, place, item);
+}
+
+// The item that comes at position `item_idx` on this rank.
+template <class Config>
+__device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int item_idx) {
+  const int num_ranks = params.window.num_ranks, rank = params.window.rank;
+  if (params.op == Op::kReduceScatter) {
+    const OwnersItem turn =
+        reducescatter_turn(item_idx, params.slots.num_slots, num_ranks, rank, params.own_last);
+    return owners_place(params, turn.owner, turn.item_idx);
   }
+  const TileItem item = tile_item(item_idx, params.items);
+  if (params.op == Op::kAllGather) {
+    return take_half(params,
+                     allgather_place(item.tile_idx, params.num_tiles_n, params.raster, num_ranks,
+                                     rank, params.blocks, kTileM),
+                     item);
+  }
+  TilePlace place = allreduce_place(item.tile_idx, params.num_tiles_n, params.raster, num_ranks,
+                                    params.blocks, kTileM);
+  place.owner = tile_owner(item_idx, num_ranks);
+  place.slot = tile_slot(item_idx, num_ranks);
+  return take_half(params, place, item);
+}
+
+// The item of this rank in one of its slots.
+template <class Config>
+__device__ __forceinline__ TilePlace place_of_slot(const FusedParams<Config>& params, int slot) {
+  const int rank = params.window.rank;
+  if (params.op == Op::kReduceScatter) return owners_place(params, rank, slot);
+  return place_of(params, owned_tile(slot, params.window.num_ranks, rank));
 }
 
 }  // namespace entwine

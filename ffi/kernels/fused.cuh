@@ -14,46 +14,61 @@
 
 namespace entwine {
 
-// One thread of each CTA. The first CTA to arrive always computes; only then do communication CTAs
-// take their role, so tiles are made however few CTAs there are.
+// One thread of each CTA. Roles are dealt by arrival. The first CTA to arrive always computes; only then
+// do communication CTAs take their role, so tiles are made however few CTAs there are. The first to
+// arrive are AllGather's senders, whose peers wait for them.
 template <class Config>
 __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared) {
   ControlBlock* control = params.window.control[params.window.rank];
-  bool communicates = false;
-  if (params.num_comm_ctas > 0) {
-    const int arrival = atomicAdd(&control->next_cta, 1u);
-    communicates = arrival >= 1 && arrival <= params.num_comm_ctas;
+  int arrival = 0;
+  if (params.num_comm_ctas > 0 || params.op == Op::kAllGather) {
+    arrival = atomicAdd(&control->next_cta, 1u);
   }
+  const bool communicates = arrival >= 1 && arrival <= params.num_comm_ctas;
   // Both are under way before either is used.
   const uint64_t last_epoch = ptx::load_relaxed_gpu(&control->epoch);
-  const int first_tile = communicates ? -1 : claim_tile(params);
-  constexpr int kTeamWarps = Config::kTeamThreads / 32;
-  for (int i = 0; i < Config::kNumTeams; i++) {
-    ptx::mbarrier_init(&shared.buffer_full[i], kTeamWarps);
-    ptx::mbarrier_init(&shared.buffer_empty[i], 1);
-    ptx::mbarrier_init(&shared.mainloop_turn[i], kTeamWarps);
-  }
+  const int first_item = communicates ? -1 : claim_item(params);
+  ptx::mbarrier_init(&shared.buffer_full, kNumMathWarps);
+  ptx::mbarrier_init(&shared.buffer_empty, 1);
+  ptx::mbarrier_init(&shared.staging_full, 1);
   for (int i = 0; i < kWorkRing; i++) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
-    ptx::mbarrier_init(&shared.work_empty[i], kTeamWarps + 1);  // a team and the push warp
+    ptx::mbarrier_init(&shared.work_empty[i], kNumMathWarps + 1);  // and the push warp
   }
-  Config::Mainloop::prefetch_tma_descriptors(params.mainloop);
+  Config::Wide::Mainloop::prefetch_tma_descriptors(params.wide);
+  Config::Narrow::Mainloop::prefetch_tma_descriptors(params.narrow);
   cutlass::arch::fence_barrier_init();
   shared.num_units_stored = 0;
   shared.epoch = last_epoch + 1;
-  shared.first_tile = first_tile;
+  shared.first_item = first_item;
+  shared.sends = arrival < params.num_senders;
 }
 
-// The communication role of the op. kUnroll: how many loads of a source a warp's registers hold.
+// The communication role of a warp. kUnroll: how many loads of a source its registers hold.
 template <class Config, int kUnroll>
 __device__ __forceinline__ void communicate(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
-  if (params.op == Op::kAllGather) {
-    gather_role(params, shared);
-  } else {
+  if (params.op != Op::kAllGather) {
     reduce_role<Config, kUnroll>(params, shared);
+  } else if (threadIdx.x / 32 == kFirstSpareWarp && shared.sends) {
+    gather_role(params, shared);
   }
+}
+
+template <class Tile>
+__device__ __forceinline__ typename Tile::Pipeline make_pipeline(
+    typename Tile::Mainloop::PipelineStorage& storage,
+    const typename Tile::Mainloop::Params& maps) {
+  using Pipeline = typename Tile::Pipeline;
+  typename Pipeline::Params params;
+  params.role = cutlass::canonical_warp_group_idx() == 0 ? Pipeline::ThreadCategory::Producer
+                                                         : Pipeline::ThreadCategory::Consumer;
+  params.is_leader = threadIdx.x % cutlass::NumThreadsPerWarpGroup == 0;
+  params.num_consumers = kNumMathThreads;
+  params.num_producers = 1;
+  params.transaction_bytes = maps.tma_transaction_bytes;
+  return Pipeline(storage, params, typename Tile::ClusterShape{});
 }
 
 // AllReduce: tells every rank how much this CTA has stored there. The last CTA of the rank waits until
@@ -89,56 +104,53 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   if (atomicAdd(&control->exited, 1u) + 1 < gridDim.x) return;
   ptx::fence_system();  // all other CTAs are done with the counters
   if (counts) {
-    const uint64_t expected =
-        control->arrived_base + static_cast<uint64_t>(params.num_tiles) * Config::kUnitsPerTile;
+    const uint64_t expected = control->arrived_base + params.num_units;
     const Span<Config> span(params, TraceKind::kFinish, -1, true);
     wait_arrived(window, expected);
     control->arrived_base = expected;
   }
-  control->next_tile = control->next_unit = control->next_cta = control->exited = 0;
+  control->next_item = control->next_unit = control->next_cta = control->exited = 0;
   control->epoch = shared.epoch;
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kNumThreads, 1)
+__global__ void __launch_bounds__(kNumThreads, 1)
     fused_kernel(const __grid_constant__ FusedParams<Config> params) {
+  using Wide = typename Config::Wide;
+  using Narrow = typename Config::Narrow;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_memory);
-  using Pipeline = typename Config::Pipeline;
   const int warp = cutlass::canonical_warp_idx_sync();
   const int warpgroup = cutlass::canonical_warp_group_idx();
   const Span<Config> span(params, TraceKind::kCta, -1, threadIdx.x == 0);
 
   if (threadIdx.x == 0) start_cta(params, shared);
-  typename Pipeline::Params pipeline_params;
-  pipeline_params.role =
-      warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
-  pipeline_params.is_leader = threadIdx.x % cutlass::NumThreadsPerWarpGroup == 0;
-  pipeline_params.num_consumers = Config::kTeamThreads;
-  pipeline_params.num_producers = 1;
-  pipeline_params.transaction_bytes = params.mainloop.tma_transaction_bytes;
-  Pipeline pipeline(shared.pipeline, pipeline_params, typename Config::ClusterShape{});
+  auto wide_pipeline = make_pipeline<Wide>(shared.wide_pipeline, params.wide);
+  auto narrow_pipeline = make_pipeline<Narrow>(shared.narrow_pipeline, params.narrow);
   __syncthreads();
 
-  // Tile 0 is claimed once per launch; a warp that has nothing to do yet, a lane per peer.
-  if (shared.first_tile == 0 && warp == 3 && threadIdx.x % 32 < params.window.num_ranks) {
+  // Item 0 is claimed once per launch; a warp that has nothing to do yet, a lane per peer.
+  if (shared.first_item == 0 && warp == 3 && threadIdx.x % 32 < params.window.num_ranks) {
     set_ready(params.window, threadIdx.x % 32, params.shared_output, shared.epoch);
   }
   __syncwarp();
 
-  if (shared.first_tile < 0) {
+  if (shared.first_item < 0) {
     communicate<Config, 4>(params, shared);
   } else if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kAuxiliaryRegisters>();
     if (warp == 0) {
-      load_role(params, shared, pipeline);
+      load_role(
+          params, shared,
+          OperandRing<Wide>{params.wide, params.wide_own, wide_pipeline, shared.wide},
+          OperandRing<Narrow>{params.narrow, params.narrow_own, narrow_pipeline, shared.narrow});
     } else if (warp == 1) {
       push_role(params, shared);
     }
-    if (warp < 2 + params.num_spare_warps) communicate<Config, 2>(params, shared);
+    if (warp < kFirstSpareWarp + params.num_spare_warps) communicate<Config, 2>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kMathRegisters>();
-    math_role(params, shared, pipeline);
+    math_role(params, shared, wide_pipeline, narrow_pipeline);
     communicate<Config, 4>(params, shared);
   }
   finish_cta(params, shared);

@@ -1,6 +1,7 @@
 // The communication role of AllGather: send this rank's rows to every rank's gathered x, piece by piece,
-// with a flag for each. Played by spare warps and communication CTAs from the first moment of the
-// launch.
+// with a flag for each. Played by the first spare warp of some CTAs from the first moment of the
+// launch: as many as it takes to fill the links. More would fill the queues before the links, and
+// the mainloops' loads would wait behind the stores.
 //
 // A piece is what a tile needs for a part of its mainloop: the rows of a tile row, kGatherColumns
 // columns of k. Tiles that are computed at the same time so start with the first columns of all their
@@ -8,10 +9,12 @@
 #pragma once
 
 #include "kernels/shared_storage.cuh"
+#include "ptx/bulk_copy.cuh"
 
 namespace entwine {
 
-constexpr int kRowsPerUnit = 4;  // what a warp sends at a time: so many rows of a piece, 16 KB
+constexpr int kPieceRowBytes = kGatherColumns * 2;            // of 16 bits
+constexpr int kRowsPerUnit = kStagingBytes / kPieceRowBytes;  // what a sender holds at a time
 
 // One unit: kRowsPerUnit rows of a piece.
 struct GatherUnit {
@@ -35,32 +38,39 @@ __device__ __forceinline__ GatherUnit gather_unit(int unit, int num_tile_rows, i
           in_part % units_of_piece * kRowsPerUnit};
 }
 
-// One warp copies `num_bytes` (a multiple of 16, at most 4 KB) to the same offset of every rank's
-// gathered x. `peer_output` of lane p is that of rank p.
-__device__ __forceinline__ void send_row(const PeerWindow& window, const unsigned char* source,
-                                         size_t offset, int num_bytes, const void* peer_output) {
-  constexpr int kStepBytes = 32 * sizeof(uint4);
-  constexpr int kNumSteps = kGatherColumns * 2 / kStepBytes;
-  const int lane = threadIdx.x % 32;
-  uint4 value[kNumSteps];
-#pragma unroll
-  for (int i = 0; i < kNumSteps; i++) {
-    const int at = i * kStepBytes + lane * static_cast<int>(sizeof(uint4));
-    if (at < num_bytes) value[i] = __ldg(reinterpret_cast<const uint4*>(source + at));
+// Copies `num_rows` rows of a piece through the staging memory to the same place of every rank's
+// gathered x. `peer_output` of lane p is that of rank p. On return all of it is written.
+template <class Config>
+__device__ __forceinline__ void send_rows(const PeerWindow& window, SharedStorage<Config>& shared,
+                                          unsigned char* staging, const unsigned char* source,
+                                          size_t offset, size_t row_bytes, int num_rows,
+                                          uint32_t num_bytes, const void* peer_output,
+                                          uint32_t phase) {
+  const bool leads = threadIdx.x % 32 == 0;
+  if (leads) {
+    ptx::mbarrier_arrive_expect(&shared.staging_full, num_rows * num_bytes);
+    for (int r = 0; r < num_rows; r++) {
+      ptx::bulk_load(staging + r * kPieceRowBytes, source + r * row_bytes, num_bytes,
+                     &shared.staging_full);
+    }
   }
+  wait_phase(window, &shared.staging_full, phase);
   // The own copy last: nothing waits for it.
-#pragma unroll 1
   for (int turn = 1; turn <= window.num_ranks; turn++) {
     int peer = window.rank + turn;
     if (peer >= window.num_ranks) peer -= window.num_ranks;
     const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
-    unsigned char* destination = reinterpret_cast<unsigned char*>(address) + offset;
-#pragma unroll
-    for (int i = 0; i < kNumSteps; i++) {
-      const int at = i * kStepBytes + lane * static_cast<int>(sizeof(uint4));
-      if (at < num_bytes) *reinterpret_cast<uint4*>(destination + at) = value[i];
+    if (leads) {
+      unsigned char* destination = reinterpret_cast<unsigned char*>(address) + offset;
+      for (int r = 0; r < num_rows; r++) {
+        ptx::bulk_store(destination + r * row_bytes, staging + r * kPieceRowBytes, num_bytes);
+      }
+      ptx::bulk_commit();
+      ptx::bulk_wait_source_read();
     }
   }
+  if (leads) ptx::bulk_wait_complete();
+  __syncwarp();
 }
 
 // Takes units until none is left. Waits for nothing but the start of the peers' kernels.
@@ -71,14 +81,15 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
   const PeerWindow& window = params.window;
   ControlBlock* control = window.control[window.rank];
   const int lane = threadIdx.x % 32;
-  const int num_rows = num_tile_rows(params.blocks, Config::kTileM);
+  const int num_rows = num_tile_rows(params.blocks, kTileM);
   const int num_parts = num_column_parts(params.k);
-  constexpr int kUnitsPerPiece = Config::kTileM / kRowsPerUnit;
+  constexpr int kUnitsPerPiece = kTileM / kRowsPerUnit;
   const int num_units = num_rows * num_parts * kUnitsPerPiece;
   // A band of the raster holds so many tile rows of each of the other ranks.
   const int rows_of_band = min(ceil_div(params.raster, window.num_ranks - 1), num_rows);
   const size_t row_bytes = static_cast<size_t>(params.k) * kElementBytes;
   const void* peer_output = nullptr;
+  uint32_t phase = 0;
   for (;;) {
     int unit_idx = 0;
     if (lane == 0) unit_idx = atomicAdd(&control->next_unit, 1u);
@@ -88,29 +99,31 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
       peer_output = wait_peer_output(window, lane, shared.epoch);
     }
     __syncwarp();
-    const GatherUnit unit =
-        gather_unit(unit_idx, num_rows, num_parts, rows_of_band, Config::kTileM);
-    const auto [batch, row, valid_rows] =
-        row_in_block(unit.tile_row, params.blocks, Config::kTileM);
-    const size_t block_rows = params.blocks.block_rows;
-    const size_t in_shard = batch * block_rows + row;
-    const size_t in_gathered = (batch * window.num_ranks + window.rank) * block_rows + row;
-    const int first_column = unit.column_part * kGatherColumns;
-    const int columns = min(kGatherColumns, params.k - first_column);
-    const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
-    for (int r = unit.row; r < min(unit.row + kRowsPerUnit, valid_rows); r++) {
+    const GatherUnit unit = gather_unit(unit_idx, num_rows, num_parts, rows_of_band, kTileM);
+    const auto [batch, row, valid_rows] = row_in_block(unit.tile_row, params.blocks, kTileM);
+    const int rows_of_unit = min(kRowsPerUnit, valid_rows - unit.row);
+    if (rows_of_unit > 0) {
+      const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
+      const size_t block_rows = params.blocks.block_rows;
+      const size_t in_shard = batch * block_rows + row + unit.row;
+      const size_t in_gathered =
+          (batch * window.num_ranks + window.rank) * block_rows + row + unit.row;
+      const int first_column = unit.column_part * kGatherColumns;
+      const int columns = min(kGatherColumns, params.k - first_column);
       const size_t in_row = static_cast<size_t>(first_column) * kElementBytes;
-      send_row(window,
-               static_cast<const unsigned char*>(params.x) + (in_shard + r) * row_bytes + in_row,
-               (in_gathered + r) * row_bytes + in_row, columns * kElementBytes, peer_output);
+      send_rows(window, shared, staging(shared, params.tile_n),
+                static_cast<const unsigned char*>(params.x) + in_shard * row_bytes + in_row,
+                in_gathered * row_bytes + in_row, row_bytes, rows_of_unit, columns * kElementBytes,
+                peer_output, phase);
+      phase ^= 1;
     }
-    __syncwarp();
-    // The warp that sends the last unit of a piece tells the peers. The fence of every warp comes
-    // before its count (cumulative over __syncwarp), the fence behind the count passes all of them on
-    // to the release of the flags.
+    // The sender of the last unit of a piece tells the peers. Every sender's copies (async proxy) come
+    // before its proxy fence, that and the fence at system scope before its count; the fence behind
+    // the count passes all of them on to the release of the flags.
     const int slot = piece_slot(unit.tile_row, unit.column_part, num_parts);
     bool complete = false;
     if (lane == 0) {
+      ptx::fence_proxy_async_global();
       ptx::fence_system();
       uint32_t* sent = control->units_sent(slot, window.max_slots);
       complete = atomicAdd(sent, 1u) + 1 == kUnitsPerPiece;

@@ -9,15 +9,15 @@
 
 namespace entwine {
 
-// Tiles are dealt by one counter, the first of a CTA included: whatever number of CTAs is resident,
-// they take all the tiles there are.
+// Items are dealt by one counter, the first of a CTA included: whatever number of CTAs is resident,
+// they take all the items there are.
 template <class Config>
-__device__ __forceinline__ int claim_tile(const FusedParams<Config>& params) {
-  return atomicAdd(&params.window.control[params.window.rank]->next_tile, 1u);
+__device__ __forceinline__ int claim_item(const FusedParams<Config>& params) {
+  return atomicAdd(&params.window.control[params.window.rank]->next_item, 1u);
 }
 
 // AllGather: waits until a part of the rows of a tile is in the gathered x. The acquire orders the
-// source's stores (generic proxy) before this warp's TMA loads (async proxy) only through the fence.
+// source's stores before this warp's TMA loads (async proxy) only through the fence.
 template <class Config>
 __device__ __forceinline__ void wait_rows(const FusedParams<Config>& params, const TilePlace& place,
                                           int column_part, uint64_t epoch) {
@@ -32,25 +32,73 @@ __device__ __forceinline__ void wait_rows(const FusedParams<Config>& params, con
   ptx::fence_proxy_async_global();
 }
 
-// Loader warp: claims tiles, one ahead so that the counter's latency stays hidden, publishes them to
-// the other warps and loads their operands by TMA.
+// The ring of operand stages of one tile shape, as the loader warp sees it.
+template <class Tile>
+struct OperandRing {
+  using Mainloop = typename Tile::Mainloop;
+  const typename Mainloop::Params& maps;
+  const typename Mainloop::Params& own_maps;  // AllGather: for this rank's own rows
+  typename Tile::Pipeline& pipeline;
+  typename Mainloop::TensorStorage& storage;
+  typename Mainloop::PipelineState state =
+      cutlass::make_producer_start_state<typename Tile::Pipeline>();
+};
+
+// Loads the operands of one item by TMA.
+template <class Config, class Tile>
+__device__ __forceinline__ void load_operands(const FusedParams<Config>& params,
+                                              OperandRing<Tile>& ring, const TilePlace& place,
+                                              uint64_t epoch) {
+  using namespace cute;
+  typename Tile::Mainloop mainloop;
+  const auto problem = make_shape(params.m, params.n, params.k, 1);
+  const auto w_tiles = get<1>(mainloop.load_init(problem, ring.maps));
+  const auto x = ring.maps.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
+  // Tiles may start at any row: blocks of rows need not be multiples of tiles.
+  const bool gathers = params.op == Op::kAllGather;
+  const bool own = gathers && place.source == params.window.rank;
+  const int first_row = own ? place.shard_row : place.x_row;
+  const auto x_tiles =
+      local_tile(domain_offset(make_coord(first_row, 0, 0), x), typename Tile::TileShape{},
+                 make_coord(_, _, _), Step<_1, Underscore, _1>{});
+  const auto k_shape = cute::shape<3>(x_tiles);
+  // Rows of other ranks arrive in parts of k; everything else is there from the start.
+  const int k_tiles_of_part = gathers && !own ? kGatherColumns / kTileK : params.num_k_tiles;
+  for (int first = 0; first < params.num_k_tiles; first += k_tiles_of_part) {
+    const int k_tiles = min(k_tiles_of_part, params.num_k_tiles - first);
+    if (gathers && !own) wait_rows(params, place, first / k_tiles_of_part, epoch);
+    mainloop.load(own ? ring.own_maps : ring.maps, ring.pipeline, ring.state,
+                  make_tuple(x_tiles, w_tiles),
+                  make_coord(0, place.first_column / Tile::kTileN, _, 0),
+                  make_coord_iterator(idx2crd(first, k_shape), k_shape), k_tiles, threadIdx.x % 32,
+                  /*block_rank_in_cluster=*/0, ring.storage);
+    __syncwarp();
+    ring.state.advance(k_tiles);
+  }
+}
+
+// Returns when the math warps have read all stages.
+template <class Tile>
+__device__ __forceinline__ void drain(const OperandRing<Tile>& ring) {
+  typename Tile::Mainloop mainloop;
+  mainloop.load_tail(ring.pipeline, ring.state);
+  __syncwarp();
+}
+
+// Loader warp: claims items, one ahead so that the counter's latency stays hidden, publishes them to
+// the other warps and loads their operands.
 template <class Config>
 __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared,
-                                          typename Config::Pipeline& pipeline) {
-  using namespace cute;
+                                          OperandRing<typename Config::Wide> wide,
+                                          OperandRing<typename Config::Narrow> narrow) {
   const int lane = threadIdx.x % 32;
-  typename Config::Mainloop mainloop;
-  const auto problem = make_shape(params.m, params.n, params.k, 1);
-  const auto w_tiles = get<1>(mainloop.load_init(problem, params.mainloop));
-  const auto x = params.mainloop.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
-  auto state = cutlass::make_producer_start_state<typename Config::Pipeline>();
-  int tile_idx = shared.first_tile;
-  int num_ends = 0;
+  int item_idx = shared.first_item;
+  bool was_narrow = false;
   for (int item = 0;; item++) {
     TileWork work{};
-    work.ends = tile_idx >= params.num_tiles;
-    if (!work.ends) work.place = place_of(params, tile_idx);
+    work.ends = item_idx >= params.num_items;
+    if (!work.ends) work.place = place_of(params, item_idx);
     const int stage = item % kWorkRing;
     wait_phase(params.window, &shared.work_empty[stage], (item / kWorkRing & 1) ^ 1);
     if (lane == 0) {
@@ -58,56 +106,47 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
       ptx::mbarrier_arrive(&shared.work_full[stage]);
     }
     __syncwarp();
-    if (work.ends) {
-      if (++num_ends == Config::kNumTeams) break;  // one end for each team
-      continue;
+    if (work.ends) break;
+    int next_item = 0;
+    if (lane == 0) next_item = claim_item(params);
+    // The two rings share their memory, and neither's barriers know of the other's readers.
+    if (item > 0 && was_narrow != work.place.narrow) {
+      if (was_narrow) {
+        drain(narrow);
+      } else {
+        drain(wide);
+      }
     }
-    int next_tile = 0;
-    if (lane == 0) next_tile = claim_tile(params);
-    // Tiles may start at any row: blocks of rows need not be multiples of tiles.
-    const bool gathers = params.op == Op::kAllGather;
-    const bool own = gathers && work.place.source == params.window.rank;
-    const int first_row = own ? work.place.shard_row : work.place.x_row;
-    const auto x_tiles =
-        local_tile(domain_offset(make_coord(first_row, 0, 0), x), typename Config::TileShape{},
-                   make_coord(_, _, _), Step<_1, Underscore, _1>{});
-    // Rows of other ranks arrive in parts of k; everything else is there from the start.
-    const int k_tiles_of_part =
-        gathers && !own ? kGatherColumns / Config::kTileK : params.num_k_tiles;
-    for (int first = 0; first < params.num_k_tiles; first += k_tiles_of_part) {
-      const int k_tiles = min(k_tiles_of_part, params.num_k_tiles - first);
-      if (gathers && !own) wait_rows(params, work.place, first / k_tiles_of_part, shared.epoch);
-      const auto k_shape = cute::shape<3>(x_tiles);
-      mainloop.load(own ? params.mainloop_own : params.mainloop, pipeline, state,
-                    make_tuple(x_tiles, w_tiles), make_coord(0, work.place.tile_n_idx, _, 0),
-                    make_coord_iterator(idx2crd(first, k_shape), k_shape), k_tiles, lane,
-                    /*block_rank_in_cluster=*/0, shared.mainloop);
-      __syncwarp();
-      state.advance(k_tiles);
+    was_narrow = work.place.narrow;
+    if (was_narrow) {
+      load_operands(params, narrow, work.place, shared.epoch);
+    } else {
+      load_operands(params, wide, work.place, shared.epoch);
     }
-    tile_idx = __shfl_sync(~0u, next_tile, 0);
+    item_idx = __shfl_sync(~0u, next_item, 0);
   }
-  mainloop.load_tail(pipeline, state);
-  __syncwarp();
+  drain(wide);
+  drain(narrow);
 }
 
 // All CTAs finish a wave of tiles at the same time. A burst of pushes would fill the queues of the
 // links, and the mainloop's own loads would wait behind it; so each push waits for its turn within
-// the time that the next tile takes, the same turn on every rank.
+// the time that the next item takes, the same turn on every rank.
 template <class Config>
-__device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int slot) {
-  constexpr int kNumTurns = 32, kFlopsPerCycle = 4096;  // of one SM, dense 16-bit
-  constexpr int kCyclesPerKTile =
-      2 * Config::kTileM * Config::kTileN * Config::kTileK / kFlopsPerCycle;
-  const int64_t spread =
-      static_cast<int64_t>(params.num_k_tiles) * kCyclesPerKTile * params.push_spread / 100;
+__device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int slot,
+                                          bool next_narrow) {
+  constexpr int kNumTurns = 32, kFlopsPerCycle = 4096;                    // of one SM, dense 16-bit
+  constexpr int kCyclesPerColumn = 2 * kTileM * kTileK / kFlopsPerCycle;  // of a k tile
   const Span<Config> span(params, TraceKind::kPace, slot, true);
+  const int columns = next_narrow ? Config::Narrow::kTileN : Config::Wide::kTileN;
+  const int64_t spread = static_cast<int64_t>(params.num_k_tiles) * columns * kCyclesPerColumn *
+                         params.push_spread / 100;
   const int64_t until = ptx::sm_cycles() + spread * (slot % kNumTurns) / kNumTurns;
   while (ptx::sm_cycles() < until) __nanosleep(100);
 }
 
-// AllReduce, ReduceScatter: sends a tile from the store buffer to its slot on the owner, then says so.
-// `last`: no tile follows on this CTA, so nothing is gained by pacing. One thread.
+// AllReduce, ReduceScatter: sends an item from the store buffer to its slot on the owner, then says
+// so. `last`: no item follows on this CTA, so nothing is gained by pacing. One thread.
 template <class Config>
 __device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
                                           const unsigned char* buffer, uint64_t* buffer_empty,
@@ -115,16 +154,16 @@ __device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
   constexpr uint32_t kPacedBytes = 4096;
   const PeerWindow& window = params.window;
   const Span<Config> span(params, TraceKind::kPush, place.slot, true);
-  const int slots_per_source = ceil_div(params.num_tiles, window.num_ranks);
   unsigned char* slot =
       window.slots[place.owner] + (epoch & 1) * window.parity_bytes +
-      (static_cast<size_t>(window.rank) * slots_per_source + place.slot) * Config::kTileBytes;
-  const int columns = min(Config::kTileN, params.n - place.tile_n_idx * Config::kTileN);
-  const uint32_t panel_bytes = place.rows * Config::kPanelRowBytes;
+      (static_cast<size_t>(window.rank) * params.slots_per_source + place.slot) * params.slot_bytes;
+  const int columns = min(place.narrow ? Config::Narrow::kTileN : Config::Wide::kTileN,
+                          params.n - place.first_column);
+  const uint32_t panel_bytes = place.rows * kPanelRowBytes;
   const uint32_t step = last ? panel_bytes : kPacedBytes;
-  for (int panel = 0; panel * Config::kPanelColumns < columns; panel++) {
+  for (int panel = 0; panel * kPanelColumns < columns; panel++) {
     for (uint32_t done = 0; done < panel_bytes; done += step) {
-      const uint32_t offset = panel * Config::kPanelBytes + done;
+      const uint32_t offset = panel * kPanelBytes + done;
       ptx::bulk_store(slot + offset, buffer + offset, min(step, panel_bytes - done));
       ptx::bulk_commit();
       if (!last) ptx::bulk_wait_source_read();
@@ -148,40 +187,39 @@ __device__ __forceinline__ void store_tile(const FusedParams<Config>& params,
                                            const TilePlace& place) {
   const int block = place.output_row / params.blocks.block_rows;
   const int row = place.output_row - block * params.blocks.block_rows;
-  const int first_column = place.tile_n_idx * Config::kTileN;
-  for (int panel = 0; panel < Config::kNumPanels; panel++) {
-    ptx::tensor_store_3d(&params.output_map, buffer + panel * Config::kPanelBytes,
-                         first_column + panel * Config::kPanelColumns, row, block);
+  const int num_panels = place.narrow ? Config::Narrow::kNumPanels : Config::Wide::kNumPanels;
+  for (int panel = 0; panel < num_panels; panel++) {
+    ptx::tensor_store_3d(&params.output_map, buffer + panel * kPanelBytes,
+                         place.first_column + panel * kPanelColumns, row, block);
   }
   ptx::bulk_commit();
   ptx::bulk_wait_source_read();
   ptx::mbarrier_arrive(buffer_empty);
 }
 
-// Push warp: takes finished tiles out of the store buffers.
+// Push warp: takes finished items out of the store buffer.
 template <class Config>
 __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared) {
   const PeerWindow& window = params.window;
   const int lane = threadIdx.x % 32;
-  uint32_t parities = 0;  // of buffer_full, a bit per team
   for (int item = 0;; item++) {
     const TileWork work = take_work(window, shared, item);
     if (work.ends) break;
-    const int team = item % Config::kNumTeams;
-    wait_phase(window, &shared.buffer_full[team], parities >> team & 1);
-    parities ^= 1u << team;
+    wait_phase(window, &shared.buffer_full, item & 1);
     if (lane == 0) {
       if (params.op == Op::kAllGather) {
-        store_tile(params, shared.store_buffer[team], &shared.buffer_empty[team], work.place);
+        store_tile(params, shared.store_buffer, &shared.buffer_empty, work.place);
       } else {
-        // The next tile is published long before this one is finished, since its loads run ahead.
-        const int next = item + 1;
-        wait_phase(window, &shared.work_full[next % kWorkRing], next / kWorkRing & 1);
-        const bool last = shared.work[next % kWorkRing].ends;
-        if (!last) wait_turn(params, work.place.slot);
-        push_tile(params, shared.store_buffer[team], &shared.buffer_empty[team], work.place,
-                  shared.epoch, last);
+        // The next item is published long before this one is finished, since its loads run ahead.
+        const TileWork& next = shared.work[(item + 1) % kWorkRing];
+        wait_phase(window, &shared.work_full[(item + 1) % kWorkRing], (item + 1) / kWorkRing & 1);
+        const bool last = next.ends;
+        if (!last && work.place.owner != window.rank) {
+          wait_turn(params, work.place.slot, next.place.narrow);
+        }
+        push_tile(params, shared.store_buffer, &shared.buffer_empty, work.place, shared.epoch,
+                  last);
       }
     }
     __syncwarp();
@@ -191,87 +229,76 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
 }
 
 // Rounds a thread's accumulators to the element type and writes them to the store buffer.
-template <class Config, class Accumulators>
+template <class Element, class Tile, class Accumulators>
 __device__ __forceinline__ void write_store_buffer(unsigned char* buffer,
                                                    const Accumulators& accumulators,
-                                                   int thread_in_team) {
-  using Element = typename Config::Element;
-  const int lane = thread_in_team % 32;
-  // A warp has 16 rows of every 64 (one warpgroup) or 128 (two) that the team's wgmma covers.
-  const int first_row = thread_in_team / 32 * 16 + lane % 16;
-  constexpr int kPairsPerRow = Config::kTileN / 16;
+                                                   int math_thread) {
+  const int lane = math_thread % 32;
+  // A warp has 16 rows of the tile.
+  const int row = math_thread / 32 * 16 + lane % 16;
   const uint32_t base = ptx::shared_address(buffer);
 #pragma unroll
-  for (int i = 0; i < Config::kNumAccumulators / 8; i++) {
+  for (int i = 0; i < Tile::kNumAccumulators / 8; i++) {
     uint32_t packed[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const Element low(accumulators(i * 8 + 2 * j)), high(accumulators(i * 8 + 2 * j + 1));
       packed[j] = low.raw() | static_cast<uint32_t>(high.raw()) << 16;
     }
-    const int row = first_row + i / kPairsPerRow * 64;
-    const int chunk = i % kPairsPerRow * 2 + lane / 16;
-    ptx::store_matrix_x4(base + chunk_offset<Config>(row, chunk), packed[0], packed[1], packed[2],
+    const int chunk = i * 2 + lane / 16;
+    ptx::store_matrix_x4(base + chunk_offset(row, chunk), packed[0], packed[1], packed[2],
                          packed[3]);
   }
 }
 
-// Two teams take the stages of one operand ring in turn, and the parity of a stage's barrier cannot
-// tell the next lap from the last but one: a team that looked at a stage before the other had seen
-// the lap before arrive would take old data for its own. So a team enters the mainloop of its tile
-// only when the other has seen the last stage of the tile before. `count`: tiles that this team has
-// begun.
-template <class Config>
-__device__ __forceinline__ void wait_mainloop_turn(const PeerWindow& window,
-                                                   SharedStorage<Config>& shared, int team,
-                                                   int count) {
-  if constexpr (Config::kNumTeams > 1) {
-    // Team 0 begins; its first wait finds the phase before the first complete.
-    wait_phase(window, &shared.mainloop_turn[team], (count & 1) ^ (team == 0));
+// Multiplies one item and leaves it in the store buffer. `count`: items of this tile shape that the
+// CTA has multiplied before; `item`: of any shape.
+template <class Config, class Tile>
+__device__ __forceinline__ void multiply(const FusedParams<Config>& params,
+                                         SharedStorage<Config>& shared,
+                                         typename Tile::Pipeline& pipeline,
+                                         typename Tile::Mainloop::TensorStorage& storage,
+                                         const typename Tile::Mainloop::Params& maps, int count,
+                                         int item) {
+  const int math_thread = threadIdx.x - (kNumThreads - kNumMathThreads);
+  typename Tile::Mainloop mainloop;
+  typename Tile::Mainloop::TiledMma mma;
+  auto accumulators = cute::partition_fragment_C(mma, cute::take<0, 2>(typename Tile::TileShape{}));
+  {
+    const Span<Config> span(params, TraceKind::kMainloop, item, math_thread == 0);
+    typename Tile::Mainloop::PipelineState state;
+    state.advance(count * params.num_k_tiles);
+    mainloop.mma(pipeline, state, accumulators, params.num_k_tiles, math_thread, storage, maps);
+    mainloop.mma_tail(pipeline, state, params.num_k_tiles);
   }
+  const Span<Config> span(params, TraceKind::kEpilogue, item, math_thread == 0);
+  wait_phase(params.window, &shared.buffer_empty, (item & 1) ^ 1);  // it starts empty
+  write_store_buffer<typename Config::Element, Tile>(shared.store_buffer, accumulators,
+                                                     math_thread);
+  // Each writer makes its part visible to the async proxy before the push warp may read it.
+  ptx::fence_proxy_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.buffer_full);
 }
 
-template <class Config>
-__device__ __forceinline__ void pass_mainloop_turn(SharedStorage<Config>& shared, int team) {
-  if constexpr (Config::kNumTeams > 1) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.mainloop_turn[team ^ 1]);
-  }
-}
-
-// Math warps: multiply, and leave the tile in the store buffer of their team.
+// Math warps.
 template <class Config>
 __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared,
-                                          typename Config::Pipeline& pipeline) {
-  const int math_thread = threadIdx.x - (Config::kNumThreads - Config::kNumMathThreads);
-  const int team = math_thread / Config::kTeamThreads;
-  const int thread_in_team = math_thread % Config::kTeamThreads;
-  typename Config::Mainloop mainloop;
-  typename Config::Mainloop::TiledMma mma;
-  uint32_t parity = 1;  // of buffer_empty: the buffer starts empty
-  for (int item = team;; item += Config::kNumTeams) {
+                                          typename Config::Wide::Pipeline& wide,
+                                          typename Config::Narrow::Pipeline& narrow) {
+  int num_narrow = 0;
+  for (int item = 0;; item++) {
     const TileWork work = take_work(params.window, shared, item);
     if (work.ends) break;
-    typename Config::Mainloop::PipelineState state;
-    state.advance(item * params.num_k_tiles);
-    auto accumulators =
-        cute::partition_fragment_C(mma, cute::take<0, 2>(typename Config::TileShape{}));
-    wait_mainloop_turn(params.window, shared, team, item / Config::kNumTeams);
-    {
-      const Span<Config> span(params, TraceKind::kMainloop, item, thread_in_team == 0);
-      mainloop.mma(pipeline, state, accumulators, params.num_k_tiles, thread_in_team,
-                   shared.mainloop, params.mainloop);
-      pass_mainloop_turn(shared, team);
-      mainloop.mma_tail(pipeline, state, params.num_k_tiles);
+    if (work.place.narrow) {
+      multiply<Config, typename Config::Narrow>(params, shared, narrow, shared.narrow,
+                                                params.narrow, num_narrow, item);
+      num_narrow++;
+    } else {
+      multiply<Config, typename Config::Wide>(params, shared, wide, shared.wide, params.wide,
+                                              item - num_narrow, item);
     }
-    const Span<Config> span(params, TraceKind::kEpilogue, item, thread_in_team == 0);
-    wait_phase(params.window, &shared.buffer_empty[team], parity);
-    parity ^= 1;
-    write_store_buffer<Config>(shared.store_buffer[team], accumulators, thread_in_team);
-    // Each writer makes its part visible to the async proxy before the push warp may read it.
-    ptx::fence_proxy_async_shared();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.buffer_full[team]);
   }
 }
 

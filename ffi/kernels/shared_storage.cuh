@@ -1,5 +1,5 @@
 // Shared memory of a CTA, and the ring through which the loader warp tells the other warps which
-// tiles are theirs.
+// items are theirs.
 #pragma once
 
 #include "kernels/trace.cuh"
@@ -9,28 +9,52 @@ namespace entwine {
 
 struct alignas(16) TileWork {
   TilePlace place;
-  bool ends;  // there are no more tiles
+  bool ends;  // there are no more items
 };
 
-// Deep enough that a push which waits its turn does not hold up the loads of the tile after the
+// Deep enough that a push which waits its turn does not hold up the loads of the item after the
 // next.
 constexpr int kWorkRing = 4;
 
+// Warps 0 and 1 load and push, those from here on may communicate.
+constexpr int kFirstSpareWarp = 2;
+
+// AllGather: what a sender holds at a time.
+constexpr int kStagingBytes = 16384;
+
 template <class Config>
 struct SharedStorage {
-  alignas(1024) typename Config::Mainloop::TensorStorage mainloop;
-  alignas(1024) unsigned char store_buffer[Config::kNumTeams][Config::kTileBytes];
-  alignas(16) typename Config::Mainloop::PipelineStorage pipeline;
+  // The operands of wide and of narrow tiles lie in the same memory: the loader warp changes from
+  // one to the other when all stages are free.
+  union {
+    alignas(1024) typename Config::Wide::Mainloop::TensorStorage wide;
+    alignas(1024) typename Config::Narrow::Mainloop::TensorStorage narrow;
+    unsigned char operands[sizeof(typename Config::Narrow::Mainloop::TensorStorage)];
+  };
+  alignas(1024) unsigned char store_buffer[Config::Wide::kTileBytes];
+  alignas(16) typename Config::Wide::Mainloop::PipelineStorage wide_pipeline;
+  alignas(16) typename Config::Narrow::Mainloop::PipelineStorage narrow_pipeline;
   alignas(16) TileWork work[kWorkRing];
   uint64_t work_full[kWorkRing], work_empty[kWorkRing];
-  uint64_t buffer_full[Config::kNumTeams], buffer_empty[Config::kNumTeams];
-  uint64_t mainloop_turn[Config::kNumTeams];
-  int first_tile;  // negative: this CTA communicates
+  uint64_t buffer_full, buffer_empty;
+  uint64_t staging_full;
+  int first_item;  // negative: this CTA communicates
+  bool sends;      // AllGather: this CTA has a sender
   uint64_t epoch;
   uint32_t num_units_stored;
 };
 
-// The `item`-th tile of this CTA. Every warp that calls this calls it for its tiles in order; the
+// AllGather has tiles of one shape, and the memory that this shape leaves over.
+template <class Config>
+__device__ __forceinline__ unsigned char* staging(SharedStorage<Config>& shared, int tile_n) {
+  constexpr size_t kWideBytes = sizeof(shared.wide);
+  static_assert(kWideBytes + kStagingBytes <= sizeof(shared.operands));
+  static_assert(Config::Narrow::kTileBytes + kStagingBytes <= Config::Wide::kTileBytes);
+  return tile_n == Config::Wide::kTileN ? shared.operands + kWideBytes
+                                        : shared.store_buffer + Config::Narrow::kTileBytes;
+}
+
+// The `item`-th item of this CTA. Every warp that calls this calls it for all items in order; the
 // ring has one stage per item and one phase per lap, so a phase cannot be taken for another.
 template <class Config>
 __device__ __forceinline__ TileWork take_work(const PeerWindow& window,

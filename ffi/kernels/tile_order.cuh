@@ -32,15 +32,17 @@ struct RowBlocks {
 
 // One output tile. Rows are counted in their arrays.
 struct TilePlace {
-  int tile_n_idx;
-  int rows;        // valid rows, at most tile_m
-  int x_row;       // first row of the left operand: in x, or in the gathered x
-  int output_row;  // first row of the result
-  int owner;       // AllReduce, ReduceScatter: the rank that sums the tile
-  int slot;        // AllReduce, ReduceScatter: position among the owner's tiles
-  int source;      // AllGather: the rank whose rows these are
-  int tile_row;    // AllGather: position among the tile rows of a source
-  int shard_row;   // AllGather: first row in the source's x
+  int tile_n_idx = 0;    // of the columns of the whole tile
+  int first_column = 0;  // of what is computed: the tile, or the half of it that is one item
+  bool narrow = false;   // 128 columns instead of 256
+  int rows = 0;          // valid rows, at most tile_m
+  int x_row = 0;         // first row of the left operand: in x, or in the gathered x
+  int output_row = 0;    // first row of the result
+  int owner = 0;         // AllReduce, ReduceScatter: the rank that sums the tile
+  int slot = 0;          // AllReduce, ReduceScatter: position among the owner's items
+  int source = 0;        // AllGather: the rank whose rows these are
+  int tile_row = 0;      // AllGather: position among the tile rows of a source
+  int shard_row = 0;     // AllGather: first row in the source's x
 };
 
 ENTWINE_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -56,6 +58,34 @@ ENTWINE_HOST_DEVICE TileCoordinates tile_coordinates(int tile_idx, int num_tiles
   const int rows = rows_left < raster ? rows_left : raster;
   const int in_band = tile_idx - band * tiles_in_band;
   return {first_row + in_band % rows, in_band / rows};
+}
+
+// The items of a list of tiles, in order: what one CTA computes at a time. Every tile is one item,
+// but the last `num_split` of the list are two items each, their halves of 128 columns: so less is
+// left to be sent when the last item is finished.
+struct TileItems {
+  int num_whole, num_split;
+};
+
+struct TileItem {
+  int tile_idx;
+  int half;
+  bool narrow;
+};
+
+ENTWINE_HOST_DEVICE TileItems split_tiles(int num_tiles, int narrow_tail) {
+  const int num_split = narrow_tail < num_tiles ? narrow_tail : num_tiles;
+  return {num_tiles - num_split, num_split};
+}
+
+ENTWINE_HOST_DEVICE int num_items(const TileItems& items) {
+  return items.num_whole + 2 * items.num_split;
+}
+
+ENTWINE_HOST_DEVICE TileItem tile_item(int item_idx, const TileItems& items) {
+  if (item_idx < items.num_whole) return {item_idx, 0, false};
+  const int in_tail = item_idx - items.num_whole;
+  return {items.num_whole + in_tail / 2, in_tail % 2, true};
 }
 
 ENTWINE_HOST_DEVICE int tile_owner(int tile_idx, int num_ranks) { return tile_idx % num_ranks; }
@@ -96,33 +126,47 @@ ENTWINE_HOST_DEVICE TilePlace allreduce_place(int tile_idx, int num_tiles_n, int
   const auto at = tile_coordinates(tile_idx, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
   const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
   const int first_row = batch * blocks.block_rows + row;
-  return {at.tile_n_idx,
-          valid_rows,
-          first_row,
-          first_row,
-          tile_owner(tile_idx, num_ranks),
-          tile_slot(tile_idx, num_ranks),
-          0,
-          0,
-          0};
+  return {.tile_n_idx = at.tile_n_idx,
+          .rows = valid_rows,
+          .x_row = first_row,
+          .output_row = first_row,
+          .owner = tile_owner(tile_idx, num_ranks),
+          .slot = tile_slot(tile_idx, num_ranks)};
 }
 
-// The owners take turns, and every owner's tiles follow the raster over its own rows.
+// ReduceScatter: which of the owner's items comes at position `item_idx` on this rank. The owners
+// take turns, but the last `own_last` items of this rank are its own: nothing of what is finished
+// last has to cross a link.
+struct OwnersItem {
+  int owner;
+  int item_idx;
+};
+
+ENTWINE_HOST_DEVICE OwnersItem reducescatter_turn(int item_idx, int items_per_owner, int num_ranks,
+                                                  int rank, int own_last) {
+  const int in_turn = (items_per_owner - own_last) * num_ranks;
+  if (item_idx < in_turn) return {item_idx % num_ranks, item_idx / num_ranks};
+  const int num_others = num_ranks - 1, first = items_per_owner - own_last;
+  const int rest = item_idx - in_turn;
+  if (rest < own_last * num_others) {
+    return {(rank + 1 + rest % num_others) % num_ranks, first + rest / num_others};
+  }
+  return {rank, first + rest - own_last * num_others};
+}
+
+// Every owner's tiles follow the raster over its own rows.
 ENTWINE_HOST_DEVICE TilePlace reducescatter_place(int tile_idx, int num_tiles_n, int raster,
                                                   int num_ranks, const RowBlocks& blocks,
                                                   int tile_m) {
   const int owner = tile_owner(tile_idx, num_ranks), slot = tile_slot(tile_idx, num_ranks);
   const auto at = tile_coordinates(slot, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
   const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
-  return {at.tile_n_idx,
-          valid_rows,
-          (batch * num_ranks + owner) * blocks.block_rows + row,
-          batch * blocks.block_rows + row,
-          owner,
-          slot,
-          0,
-          0,
-          0};
+  return {.tile_n_idx = at.tile_n_idx,
+          .rows = valid_rows,
+          .x_row = (batch * num_ranks + owner) * blocks.block_rows + row,
+          .output_row = batch * blocks.block_rows + row,
+          .owner = owner,
+          .slot = slot};
 }
 
 // First this rank's own rows, which need not be waited for; then a tile row of every other rank in
@@ -145,9 +189,13 @@ ENTWINE_HOST_DEVICE TilePlace allgather_place(int tile_idx, int num_tiles_n, int
   }
   const auto [batch, row, valid_rows] = row_in_block(tile_row, blocks, tile_m);
   const int gathered_row = (batch * num_ranks + source) * blocks.block_rows + row;
-  return {at.tile_n_idx, valid_rows, gathered_row,
-          gathered_row,  0,          0,
-          source,        tile_row,   batch * blocks.block_rows + row};
+  return {.tile_n_idx = at.tile_n_idx,
+          .rows = valid_rows,
+          .x_row = gathered_row,
+          .output_row = gathered_row,
+          .source = source,
+          .tile_row = tile_row,
+          .shard_row = batch * blocks.block_rows + row};
 }
 
 // AllGather: rows are sent in pieces of one tile row and so many columns of k. Each has a flag.

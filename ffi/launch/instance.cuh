@@ -7,6 +7,7 @@
 
 #include "kernels/fused.cuh"
 #include "launch/instance.h"
+#include "launch/item_layout.h"
 
 namespace entwine {
 
@@ -21,10 +22,9 @@ void load_instance() {
 }
 
 // The operands x [rows, k] and w as the mainloop takes them.
-template <class Config>
-typename Config::Mainloop::Params operand_maps(const void* x, int rows, const Call& call) {
-  using Element = typename Config::Element;
-  using Mainloop = typename Config::Mainloop;
+template <class Mainloop>
+typename Mainloop::Params operand_maps(const void* x, int rows, const Call& call) {
+  using Element = typename Mainloop::ElementA;
   const int n = call.n, k = call.k;
   const typename Mainloop::Arguments arguments{
       static_cast<const Element*>(x),
@@ -48,7 +48,7 @@ CUtensorMap output_map(void* output, uint64_t num_blocks, uint64_t block_rows, u
   constexpr uint64_t kElementBytes = sizeof(typename Config::Element);
   const cuuint64_t sizes[] = {n, block_rows, num_blocks};
   const cuuint64_t strides[] = {n * kElementBytes, block_rows * n * kElementBytes};
-  const cuuint32_t box[] = {Config::kPanelColumns, Config::kTileM, 1};
+  const cuuint32_t box[] = {kPanelColumns, kTileM, 1};
   const cuuint32_t element_strides[] = {1, 1, 1};
   constexpr auto kType = std::is_same_v<typename Config::Element, cutlass::half_t>
                              ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -66,20 +66,33 @@ CUtensorMap output_map(void* output, uint64_t num_blocks, uint64_t block_rows, u
   return map;
 }
 
+inline OwnSlots own_slots(Op op, const TileItems& items, const PeerWindow& window) {
+  if (op == Op::kReduceScatter) return {items.num_whole, num_items(items)};
+  return {num_owned_tiles(items.num_whole, window.num_ranks, window.rank),
+          num_owned_tiles(num_items(items), window.num_ranks, window.rank)};
+}
+
 template <class Config>
 void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& schedule,
                      const PeerWindow& window, int num_ctas, cudaStream_t stream) {
+  using Wide = typename Config::Wide;
+  using Narrow = typename Config::Narrow;
   const bool gathers = call.op == Op::kAllGather;
-  const int num_ranks = window.num_ranks;
-  const int num_tiles_n = ceil_div(static_cast<int>(call.n), Config::kTileN);
-  // AllReduce has one block, the others one a rank.
-  const int num_tile_rows_of_all =
-      num_tile_rows(blocks, Config::kTileM) * (call.op == Op::kAllReduce ? 1 : num_ranks);
-  const int m = call.m;
-  const auto maps = operand_maps<Config>(gathers ? call.gathered : call.x, m, call);
+  const int num_ranks = window.num_ranks, m = call.m, n = call.n;
+  const ItemLayout layout = item_layout(call.op, blocks, n, schedule, num_ranks);
+  const void* x = gathers ? call.gathered : call.x;
+  const int own_rows = m / num_ranks;
+  const auto wide = operand_maps<typename Wide::Mainloop>(x, m, call);
+  const auto narrow = operand_maps<typename Narrow::Mainloop>(x, m, call);
+  const bool wide_tiles = schedule.tile_n == Wide::kTileN;
+  const int units_of_tile = wide_tiles ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
+  const OwnSlots slots = own_slots(call.op, layout.items, window);
   FusedParams<Config> params{
-      .mainloop = maps,
-      .mainloop_own = gathers ? operand_maps<Config>(call.x, m / num_ranks, call) : maps,
+      .wide = wide,
+      .narrow = narrow,
+      .wide_own = gathers ? operand_maps<typename Wide::Mainloop>(call.x, own_rows, call) : wide,
+      .narrow_own =
+          gathers ? operand_maps<typename Narrow::Mainloop>(call.x, own_rows, call) : narrow,
       .output_map = {},
       .window = window,
       .op = call.op,
@@ -88,13 +101,23 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .output = call.output,
       .blocks = blocks,
       .m = m,
-      .n = static_cast<int>(call.n),
+      .n = n,
       .k = static_cast<int>(call.k),
-      .num_tiles = num_tile_rows_of_all * num_tiles_n,
-      .num_tiles_n = num_tiles_n,
-      .num_k_tiles = ceil_div(static_cast<int>(call.k), Config::kTileK),
+      .tile_n = static_cast<int>(schedule.tile_n),
+      .items = layout.items,
+      .slots = slots,
+      .num_items = layout.num_items,
+      .num_units = (layout.items.num_whole + layout.items.num_split) * units_of_tile,
+      .slots_per_source = layout.slots_per_source,
+      .slot_bytes = wide_tiles ? Wide::kTileBytes : Narrow::kTileBytes,
+      .own_last = wide_tiles ? std::min(slots.num_slots, num_ctas) : 0,
+      .num_tiles_n = layout.num_tiles_n,
+      .num_k_tiles = ceil_div(static_cast<int>(call.k), kTileK),
       .raster = static_cast<int>(schedule.raster),
       .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
+      .num_senders = getenv("EJ_SEND") ? atoi(getenv("EJ_SEND"))
+                     : gathers         ? std::max(1, num_ctas / 2)
+                                       : 0,
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
       .trace = call.trace,
@@ -105,23 +128,17 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
   }
   cudaLaunchConfig_t config{};
   config.gridDim = num_ctas;
-  config.blockDim = Config::kNumThreads;
+  config.blockDim = kNumThreads;
   config.dynamicSmemBytes = sizeof(SharedStorage<Config>);
   config.stream = stream;
   check_cuda(cudaLaunchKernelEx(&config, fused_kernel<Config>, params),
              "launching the fused kernel");
 }
 
-template <class Config>
+template <class Element, bool kWTransposed, bool kTraced>
 constexpr Instance make_instance(Dtype dtype) {
-  return {dtype,          Config::kWTransposed, Config::kTraced,       Config::kTileM,
-          Config::kTileN, Config::kTileBytes,   load_instance<Config>, launch_instance<Config>};
-}
-
-template <class Element, int kTileN, int kNumStages>
-constexpr InstancePair make_instances(Dtype dtype) {
-  return {make_instance<KernelConfig<Element, kTileN, kNumStages, false, false>>(dtype),
-          make_instance<KernelConfig<Element, kTileN, kNumStages, true, false>>(dtype)};
+  using Config = KernelConfig<Element, kWTransposed, kTraced>;
+  return {dtype, kWTransposed, kTraced, load_instance<Config>, launch_instance<Config>};
 }
 
 }  // namespace entwine

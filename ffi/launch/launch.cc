@@ -4,28 +4,25 @@
 #include <array>
 
 #include "launch/instance.h"
+#include "launch/item_layout.h"
 
 namespace entwine {
 namespace {
 
-const std::array<const InstancePair*, 5>& instances() {
-  static const std::array<const InstancePair*, 5> table{
-      &kBfloat16Tile256, &kBfloat16Tile128, &kFloat16Tile256, &kFloat16Tile128, &kTraced};
+const std::array<const Instance*, 5>& instances() {
+  static const std::array<const Instance*, 5> table{&kBfloat16, &kBfloat16Transposed, &kFloat16,
+                                                    &kFloat16Transposed, &kTraced};
   return table;
 }
 
-const Instance& find_instance(const Call& call, const Schedule& schedule) {
-  for (const InstancePair* pair : instances()) {
-    for (const Instance& instance : *pair) {
-      if (instance.dtype == call.dtype && instance.w_transposed == call.w_transposed &&
-          instance.traced == (call.trace.events != nullptr) && instance.tile_m == schedule.tile_m &&
-          instance.tile_n == schedule.tile_n) {
-        return instance;
-      }
+const Instance& find_instance(const Call& call) {
+  for (const Instance* instance : instances()) {
+    if (instance->dtype == call.dtype && instance->w_transposed == call.w_transposed &&
+        instance->traced == (call.trace.events != nullptr)) {
+      return *instance;
     }
   }
-  throw InvalidCall("schedule: there is no kernel with tile_m=" + std::to_string(schedule.tile_m) +
-                    ", tile_n=" + std::to_string(schedule.tile_n));
+  throw InvalidCall("trace: only bfloat16 calls with w as [k, n] can be traced");
 }
 
 void require(bool holds, const char* name, int64_t value, const std::string& rule) {
@@ -60,6 +57,13 @@ void check_sizes(const Call& call, const PeerWindow& window) {
 }
 
 void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
+  require(schedule.tile_m == 128, "schedule.tile_m", schedule.tile_m, "must be 128");
+  require(schedule.tile_n == 128 || schedule.tile_n == 256, "schedule.tile_n", schedule.tile_n,
+          "must be 128 or 256");
+  require(schedule.narrow_tail >= 0 && schedule.narrow_tail < kMaxSize &&
+              (schedule.narrow_tail == 0 || (schedule.tile_n == 256 && call.op != Op::kAllGather)),
+          "schedule.narrow_tail", schedule.narrow_tail,
+          "must be in [0, 2^30), and 0 with tiles of 128 columns and for AllGather");
   require(schedule.raster >= 1 && schedule.raster < kMaxSize &&
               schedule.raster * ((call.n + schedule.tile_n - 1) / schedule.tile_n) < kMaxSize,
           "schedule.raster", schedule.raster, "a band must have 1 to 2^30 tiles");
@@ -71,6 +75,8 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
   require(schedule.num_comm_ctas >= 0 && schedule.num_comm_ctas < num_ctas,
           "schedule.num_comm_ctas", schedule.num_comm_ctas,
           "must leave a CTA of " + std::to_string(num_ctas) + " that computes");
+  require(call.op != Op::kAllGather || schedule.num_comm_ctas == 0, "schedule.num_comm_ctas",
+          schedule.num_comm_ctas, "AllGather has its senders in CTAs that compute");
   require(schedule.push_spread >= 0 && schedule.push_spread <= 100, "schedule.push_spread",
           schedule.push_spread, "must be in 0..100");
   require(schedule.rows_per_launch >= 0 && schedule.rows_per_launch % schedule.tile_m == 0,
@@ -79,24 +85,31 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
           schedule.rows_per_launch, "AllGather takes all rows in one launch");
 }
 
-// Slots and flags of one launch that takes `rows` rows of every block of so many batches must fit.
+// Slots and flags of one launch must fit.
 void check_workspace(const Call& call, const Schedule& schedule, const PeerWindow& window,
-                     const Instance& instance, int64_t num_batches, int64_t rows) {
-  const int64_t tile_rows = num_batches * ((rows + instance.tile_m - 1) / instance.tile_m);
+                     const RowBlocks& blocks) {
   if (call.op == Op::kAllGather) {
-    const int64_t pieces = tile_rows * num_column_parts(static_cast<int>(call.k));
+    const int64_t pieces = int64_t{num_tile_rows(blocks, static_cast<int>(schedule.tile_m))} *
+                           num_column_parts(static_cast<int>(call.k));
     require(pieces <= window.max_slots, "m", call.m,
             "the workspace has flags for " + std::to_string(window.max_slots) +
                 " pieces of 128 rows and 2048 columns a rank");
     return;
   }
-  const int64_t tiles = tile_rows * ((call.n + instance.tile_n - 1) / instance.tile_n);
-  const int64_t slots_per_source =
-      call.op == Op::kReduceScatter ? tiles : (tiles + window.num_ranks - 1) / window.num_ranks;
-  require(slots_per_source <= window.max_slots &&
-              slots_per_source * window.num_ranks * instance.tile_bytes <=
-                  static_cast<int64_t>(window.parity_bytes),
-          "schedule.rows_per_launch", schedule.rows_per_launch,
+  // Fewer items than this fit into any workspace, and their numbers into an int.
+  const int64_t rounds = blocks.num_batches *
+                         ((blocks.rows + schedule.tile_m - 1) / schedule.tile_m) *
+                         ((call.n + schedule.tile_n - 1) / schedule.tile_n);
+  const int64_t tile_bytes = schedule.tile_m * schedule.tile_n * 2;
+  bool fits = rounds < kMaxSize / 2 / kMaxRanks;
+  if (fits) {
+    const int64_t slots =
+        item_layout(call.op, blocks, static_cast<int>(call.n), schedule, window.num_ranks)
+            .slots_per_source;
+    fits = slots <= window.max_slots &&
+           slots * window.num_ranks * tile_bytes <= static_cast<int64_t>(window.parity_bytes);
+  }
+  require(fits, "schedule.rows_per_launch", schedule.rows_per_launch,
           "the slots of one launch do not fit into the workspace of " +
               std::to_string(2 * window.parity_bytes) + " bytes");
 }
@@ -111,14 +124,12 @@ void check_cuda(cudaError_t error, const std::string& what) {
 }
 
 void load_kernels() {
-  for (const InstancePair* pair : instances()) {
-    for (const Instance& instance : *pair) instance.load();
-  }
+  for (const Instance* instance : instances()) instance->load();
 }
 
 void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& window, int num_ctas,
                  cudaStream_t stream) {
-  const Instance& instance = find_instance(call, schedule);
+  const Instance& instance = find_instance(call);
   check_sizes(call, window);
   check_schedule(call, schedule, num_ctas);
   const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
@@ -128,7 +139,9 @@ void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& w
       schedule.rows_per_launch == 0 ? call.num_batches * batch_rows : schedule.rows_per_launch;
   const int64_t batch_step = std::clamp<int64_t>(rows_per_launch / batch_rows, 1, call.num_batches);
   const int64_t row_step = std::min(rows_per_launch, block_rows);
-  check_workspace(call, schedule, window, instance, batch_step, row_step);
+  check_workspace(
+      call, schedule, window,
+      {static_cast<int>(batch_step), static_cast<int>(block_rows), static_cast<int>(row_step)});
 
   constexpr int64_t kElementBytes = 2;
   for (int64_t batch = 0; batch < call.num_batches; batch += batch_step) {

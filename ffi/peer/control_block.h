@@ -29,7 +29,7 @@ struct alignas(16) ReadyWord {
 
 struct ControlBlock {
   // Counters of one launch: the work and the roles that are still to be given out.
-  alignas(128) uint32_t next_tile;
+  alignas(128) uint32_t next_item;
   alignas(128) uint32_t next_unit;
   alignas(128) uint32_t next_cta;
   alignas(128) uint32_t exited;

@@ -19,6 +19,14 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
+// The same, and the phase waits for so many bytes of bulk loads besides.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t num_bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(num_bytes)
+      : "memory");
+}
+
 // True once the phase of this parity is complete; acquires at CTA scope. May suspend the thread for
 // a while that the hardware bounds.
 __device__ __forceinline__ bool mbarrier_try_wait(const uint64_t* barrier, uint32_t parity) {

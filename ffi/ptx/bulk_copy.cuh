@@ -9,7 +9,17 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Both addresses and `num_bytes` are multiples of 16.
+// The bytes arrive at `barrier`, which has to expect them. Addresses and `num_bytes` are multiples of
+// 16, here and below.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t num_bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(num_bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, uint32_t num_bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
                "r"(shared_address(shared)), "r"(num_bytes)
