@@ -27,8 +27,9 @@ from entwine_jax.schedule.simulate_rates import (
     BUFFER_US,
     PANEL_COLUMNS,
     UNIT_BYTES,
-    num_teams,
+    mainloop_us,
     rates_of,
+    spread_us,
 )
 from entwine_jax.schedule.tile_order import (
     allgather_place,
@@ -135,7 +136,7 @@ def _play(
     events = EventQueue()
     buffer_bytes = BUFFER_US * rates.link_bytes_per_us
     links = Links(events, num_ranks, rates.link_bytes_per_us, buffer_bytes)
-    world = World(events, links, rates, num_teams(schedule))
+    world = World(events, links, rates)
     num_compute_ctas = problem.hardware.num_sms - schedule.num_comm_ctas
     tiles = _tiles(problem, schedule, 0)
     for index in range(num_ranks):
@@ -168,6 +169,8 @@ def _tiles(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
     num_ranks, num_batches, block_rows = problem.num_ranks, problem.num_batches, problem.block_rows
     num_tiles_n = ceil_div(problem.n_local, tile_n)
     num_tiles_m = problem.num_blocks * ceil_div(block_rows, tile_m)
+    tile_us, spread = mainloop_us(problem, schedule), spread_us(problem, schedule)
+    num_units = tile_m * tile_n * problem.item_bytes // UNIT_BYTES
     tiles = []
     for idx in range(num_tiles_m * num_tiles_n):
         owner, slot, source, tile_row = tile_owner(idx, num_ranks), tile_slot(idx, num_ranks), 0, 0
@@ -190,6 +193,9 @@ def _tiles(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
         panels = ceil_div(columns, PANEL_COLUMNS)
         tiles.append(
             Tile(
+                tile_us,
+                spread,
+                num_units,
                 panels * PANEL_COLUMNS * row_bytes,
                 columns * row_bytes,
                 owner,
@@ -203,12 +209,11 @@ def _tiles(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
 
 def _add_reduction_ctas(world: World, problem: Problem, schedule: Schedule) -> None:
     num_ranks = problem.num_ranks
-    units_per_tile = schedule.tile_m * schedule.tile_n * problem.item_bytes // UNIT_BYTES
     reductions = []
     for rank in world.ranks:
         num_owned = num_owned_tiles(len(rank.tiles), num_ranks, rank.index)
         tile_of_slot = [owned_tile(slot, num_ranks, rank.index) for slot in range(num_owned)]
-        reductions.append(Reduction(rank, tile_of_slot, units_per_tile, problem.op == ALLREDUCE))
+        reductions.append(Reduction(rank, tile_of_slot, problem.op == ALLREDUCE))
 
     def publish(tile: Tile, ready_us: float) -> None:
         reductions[tile.owner].partial_ready(tile.slot, ready_us)

@@ -23,12 +23,11 @@ class Warps(NamedTuple):
 class Reduction:
     """Warps take units of this rank's tiles in order and wait for the partials of all ranks."""
 
-    def __init__(self, rank: Rank, tile_of_slot: list[int], units_per_tile: int, forwards: bool):
+    def __init__(self, rank: Rank, tile_of_slot: list[int], forwards: bool):
         self._rank = rank
         self._tile_of_slot = tile_of_slot
-        self._units_per_tile = units_per_tile
-        self._num_units = len(tile_of_slot) * units_per_tile
-        self._next_unit = 0
+        self._next_slot = 0
+        self._units_left = self._units_of(0)
         self._num_partials = [0] * len(tile_of_slot)
         self._ready_us = [0.0] * len(tile_of_slot)
         self._is_ready = [False] * len(tile_of_slot)
@@ -46,13 +45,15 @@ class Reduction:
         for cta, first, num_left, _ in group:
             end = first + num_left
             while first < end:
-                unit = self._next_unit
-                if unit == self._num_units:
+                slot = self._next_slot
+                if slot == len(self._tile_of_slot):
                     self._rank.retire(now, cta, end - first)
                     break
-                slot, in_tile = divmod(unit, self._units_per_tile)
-                num = min(end - first, self._units_per_tile - in_tile)
-                self._next_unit += num
+                num = min(end - first, self._units_left)
+                self._units_left -= num
+                if self._units_left == 0:
+                    self._next_slot += 1
+                    self._units_left = self._units_of(self._next_slot)
                 warps = Warps(cta, first, num, now)
                 if self._is_ready[slot]:
                     begun.setdefault(slot, []).append(warps)
@@ -61,6 +62,10 @@ class Reduction:
                 first += num
         for slot, warps in begun.items():
             self._reduce(now, slot, warps)
+
+    def _units_of(self, slot: int) -> int:
+        tiles = self._tile_of_slot
+        return self._rank.tiles[tiles[slot]].num_units if slot < len(tiles) else 0
 
     def partial_ready(self, slot: int, ready_us: float) -> None:
         """One rank's partial of a tile will be here at this time."""
@@ -92,7 +97,7 @@ class Reduction:
         num_units = 0
         for warps in group:
             num_units += warps.num
-        num_bytes = tile.valid_bytes / self._units_per_tile * num_units
+        num_bytes = tile.valid_bytes / tile.num_units * num_units
         self._rank.world.links.send(
             now,
             self._rank.index,

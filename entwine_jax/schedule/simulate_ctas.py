@@ -1,6 +1,5 @@
 """CTAs that compute: they claim tiles, multiply, write the store buffer and push."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -42,7 +41,6 @@ class Finished(NamedTuple):
     """A tile in a store buffer."""
 
     tile: int
-    team: int
     since_us: float
     last: bool
 
@@ -50,8 +48,7 @@ class Finished(NamedTuple):
 class ComputeCta(Cta):
     """One CTA that computes. The methods are called in order of time.
 
-    A team's accumulators are free once its epilogue has begun and ended, its store buffer once the
-    push has read it; None while that is not known yet.
+    The store buffer is free once the push has read it; None while that is not known yet.
 
     Args:
         rows: AllGather: the rows that tiles wait for. The others have them from the start.
@@ -74,19 +71,11 @@ class ComputeCta(Cta):
         self._num_spare_warps = num_spare_warps
         self._rows = rows
         self._publish = publish
-        teams = rank.world.teams
-        self._item = 0
         self._tile: int | None = None
         self._following: int | None = None
         self._mainloop_start_us = rank.start_us
-        self._mainloop_free_us = rank.start_us
-        self._waits_for_team = False
-        self._team_free_us: list[float | None] = [rank.start_us] * teams
-        self._buffer_free_us: list[float | None] = [rank.start_us] * teams
-        self._accumulated: list[tuple[float, int, bool] | None] = [None] * teams
-        self._joined = [False] * teams
-        self._finished: deque[Finished] = deque()
-        self._pushing = False
+        self._buffer_free_us: float | None = rank.start_us
+        self._accumulated: tuple[float, int, bool] | None = None
         self._push_free_us = rank.start_us
         self._part = 0
 
@@ -110,11 +99,8 @@ class ComputeCta(Cta):
     def _begin_mainloop(self, now: float) -> None:
         assert self._tile is not None
         self._mainloop_start_us = now
-        self._team_free_us[self._team] = None
         # The loader claims one tile ahead.
         self._following = self.rank.claim_tile()
-        if self._following is None:
-            self._let_other_team_join(now)
         self._part = 0
         if self._rows is None:
             self._multiply(now, 1.0, self._end_mainloop)
@@ -142,9 +128,11 @@ class ComputeCta(Cta):
 
     def _multiply(self, now: float, share: float, then: Callable[[float], None]) -> None:
         """A part of a mainloop. Its loads queue behind the stores to a congested link."""
+        assert self._tile is not None
         rank = self.rank
         congested_us = rank.world.links.congested_us(now, rank.index)
-        rank.world.events.at(now + rank.mainloop_us * share, self._slow_down, congested_us, then)
+        time = rank.tiles[self._tile].mainloop_us * rank.matmul_factor * share
+        rank.world.events.at(now + time, self._slow_down, congested_us, then)
 
     def _slow_down(self, now: float, congested_us: float, then: Callable[[float], None]) -> None:
         congestion = self.rank.world.links.congested_us(now, self.rank.index) - congested_us
@@ -153,80 +141,43 @@ class ComputeCta(Cta):
         else:
             then(now)
 
-    @property
-    def _team(self) -> int:
-        return self._item % self.rank.world.teams
-
     def _end_mainloop(self, now: float) -> None:
         assert self._tile is not None
-        team, last = self._team, self._following is None
-        first_warp = FIRST_MATH_WARP + team * NUM_MATH_WARPS // 2
+        last = self._following is None
         self.rank.record(
-            Kind.MAINLOOP, self._mainloop_start_us, now, self._tile, self.index, first_warp
+            Kind.MAINLOOP, self._mainloop_start_us, now, self._tile, self.index, FIRST_MATH_WARP
         )
-        self._accumulated[team] = (now, self._tile, last)
-        self._mainloop_free_us = now
+        self._accumulated = (now, self._tile, last)
         if last:
             self.rank.num_computing -= 1
             self.rank.communication.join(now, self, LOADER_WARP, 1)
-        else:
-            self._item, self._tile = self._item + 1, self._following
-            self._waits_for_team = True
-        self._try_epilogue(team)
-        self._try_mainloop()
+        self._tile = self._following
+        self._try_epilogue()
 
-    def _try_mainloop(self) -> None:
-        free_us = self._team_free_us[self._team]
-        if self._waits_for_team and free_us is not None:
-            self._waits_for_team = False
-            start = max(self._mainloop_free_us, free_us)
-            self.rank.world.events.at(start, self._begin_mainloop)
-
-    def _try_epilogue(self, team: int) -> None:
-        accumulated, buffer_free_us = self._accumulated[team], self._buffer_free_us[team]
-        if accumulated is None or buffer_free_us is None:
+    def _try_epilogue(self) -> None:
+        if self._accumulated is None or self._buffer_free_us is None:
             return
-        since, tile, last = accumulated
-        start = max(since, buffer_free_us)
+        since, tile, last = self._accumulated
+        start = max(since, self._buffer_free_us)
         end = start + self.rank.world.rates.epilogue_us
-        first_warp = FIRST_MATH_WARP + team * NUM_MATH_WARPS // 2
-        self.rank.record(Kind.EPILOGUE, start, end, tile, self.index, first_warp)
-        self._accumulated[team] = self._buffer_free_us[team] = None
-        self._team_free_us[team] = end
-        self._finished.append(Finished(tile, team, end, last))
-        self._try_push()
-        self._try_mainloop()
-        # No tile follows on this CTA, or only one that the other team is multiplying.
-        if last or (self._following is None and team != self._team):
-            self._join_team(end, team)
+        self.rank.record(Kind.EPILOGUE, start, end, tile, self.index, FIRST_MATH_WARP)
+        self._accumulated = self._buffer_free_us = None
+        self._schedule_push(Finished(tile, end, last))
+        events, join = self.rank.world.events, self.rank.communication.join
+        if last:
+            events.at(end, join, self, FIRST_MATH_WARP, NUM_MATH_WARPS)
+        else:
+            events.at(end, self._begin_mainloop)
 
-    def _let_other_team_join(self, now: float) -> None:
-        if self.rank.world.teams == 2:
-            other = 1 - self._team
-            free_us = self._team_free_us[other]
-            if free_us is not None:
-                self._join_team(max(now, free_us), other)
-
-    def _join_team(self, now: float, team: int) -> None:
-        if self._joined[team]:
-            return
-        self._joined[team] = True
-        num_warps = NUM_MATH_WARPS // self.rank.world.teams
-        self.rank.world.events.at(
-            now, self.rank.communication.join, self, FIRST_MATH_WARP + team * num_warps, num_warps
-        )
-
-    def _try_push(self) -> None:
-        """The push warp sends one tile after the other."""
-        if self._pushing or not self._finished:
-            return
-        self._pushing = True
-        finished = self._finished.popleft()
+    def _schedule_push(self, finished: Finished) -> None:
+        """The push warp waits for the turn of a tile. It has read the one before, or begun to."""
         free_us = max(finished.since_us, self._push_free_us)
         turn_us = 0.0
         if self._publish is not None and not finished.last:
-            slot = self.rank.tiles[finished.tile].slot
-            turn_us = self.rank.world.rates.turn_us * (slot % NUM_TURNS)
+            # Spread over the time of the next tile, which is under way.
+            assert self._tile is not None
+            spread_us = self.rank.tiles[self._tile].spread_us
+            turn_us = spread_us * (self.rank.tiles[finished.tile].slot % NUM_TURNS) / NUM_TURNS
         start = free_us + turn_us
         if turn_us:
             self.rank.record(Kind.PACE, free_us, start, finished.tile, self.index, PUSH_WARP)
@@ -250,13 +201,11 @@ class ComputeCta(Cta):
         read = max(left, start + tile.push_bytes / (gb_s * BYTES_PER_US_AT_1_GB_S))
         complete = max(read, arrived) + COMPLETION_US
         rank.record(Kind.PUSH, start, complete, finished.tile, self.index, PUSH_WARP)
-        self._buffer_free_us[finished.team] = read
+        self._buffer_free_us = read
         self._push_free_us = complete
-        self._pushing = False
         if self._publish is not None:
             flag_us = 0.0 if tile.owner == rank.index else rank.world.rates.flag_us
             self._publish(tile, complete + flag_us)
         if finished.last:
             rank.world.events.at(complete, rank.communication.join, self, PUSH_WARP, 1)
-        self._try_epilogue(finished.team)
-        self._try_push()
+        self._try_epilogue()

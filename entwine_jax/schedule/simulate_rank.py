@@ -14,9 +14,12 @@ NUM_WARPS = 12
 
 @dataclass(frozen=True)
 class Tile:
-    """What a rank has to know of one of its tiles.
+    """What a rank has to know of one of its tiles: what one CTA computes at a time.
 
     Attributes:
+        mainloop_us: time of its mainloop.
+        spread_us: what the pushes before it are spread over.
+        num_units: what it is reduced in.
         push_bytes: what is pushed of it: whole panels of its valid rows.
         valid_bytes: what is forwarded of it.
         owner: the rank that reduces it; the rank itself for the all-gather.
@@ -25,6 +28,9 @@ class Tile:
         tile_row: AllGather: which of the source's rows of tiles these are.
     """
 
+    mainloop_us: float
+    spread_us: float
+    num_units: int
     push_bytes: float
     valid_bytes: float
     owner: int
@@ -40,7 +46,6 @@ class World:
     events: EventQueue
     links: Links
     rates: Rates
-    teams: int
     records: list[float] = field(default_factory=list)
     """The fields of timeline.EVENT, event by event."""
     ranks: list["Rank"] = field(default_factory=list)
@@ -83,7 +88,7 @@ class Rank:
         self.world = world
         self.tiles = tiles
         self.start_us = start_us
-        self.mainloop_us = world.rates.mainloop_us * matmul_factor
+        self.matmul_factor = matmul_factor
         self.num_compute_ctas = num_compute_ctas
         self.num_computing = num_compute_ctas
         self.communication: Communication

@@ -63,10 +63,7 @@ class Rates:
 
     link_bytes_per_us: float
     flag_us: float
-    mainloop_us: float
     epilogue_us: float
-    turn_us: float
-    """Between one turn of the pushes and the next."""
     reduce_us: tuple[float, float]
     """Of a unit: without and with all SMs multiplying."""
     send_us: tuple[float, float]
@@ -78,19 +75,10 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
     link_factor = tile_factor(schedule, NARROW_TILE_LINK_RATE)
     if problem.op == ALLGATHER:
         link_factor = 1.0  # units of rows are the same whatever the tiles
-    num_waves = ceil_div(num_tiles(problem, schedule), hardware.num_sms - schedule.num_comm_ctas)
-    tile_us = max(tile_time_us(problem, schedule), memory_time_us(problem) / num_waves)
-    cycles_per_k_tile = 2 * schedule.tile_m * schedule.tile_n * TILE_K // FLOPS_PER_CYCLE
-    spread_cycles = (
-        ceil_div(problem.k_local, TILE_K) * cycles_per_k_tile * schedule.push_spread / 100
-    )
     return Rates(
         link_bytes_per_us=hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S * link_factor,
         flag_us=hardware.flag_latency_us,
-        # With two teams the epilogue of one runs under the mainloop of the other.
-        mainloop_us=tile_us if num_teams(schedule) == 2 else max(tile_us - EPILOGUE_US, 0.0),
         epilogue_us=EPILOGUE_US,
-        turn_us=spread_cycles / (SM_CLOCK_GHZ * 1e3) / NUM_TURNS,
         reduce_us=(
             REDUCE_US + REDUCE_US_PER_RANK * num_ranks,
             BUSY_REDUCE_US + BUSY_REDUCE_US_PER_RANK * num_ranks,
@@ -102,6 +90,15 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
     )
 
 
-def num_teams(schedule: Schedule) -> int:
-    """Teams of math warps that take the tiles of a CTA in turn."""
-    return 1 if schedule.tile_n == 256 else 2
+def mainloop_us(problem: Problem, schedule: Schedule) -> float:
+    """Time of the mainloop of one tile."""
+    num_waves = ceil_div(num_tiles(problem, schedule), problem.hardware.num_sms)
+    tile_us = max(tile_time_us(problem, schedule), memory_time_us(problem) / num_waves)
+    return max(tile_us - EPILOGUE_US, 0.0)
+
+
+def spread_us(problem: Problem, schedule: Schedule) -> float:
+    """What the pushes before a tile are spread over: a share of its time at the peak rate."""
+    cycles_per_k_tile = 2 * schedule.tile_m * schedule.tile_n * TILE_K // FLOPS_PER_CYCLE
+    cycles = ceil_div(problem.k_local, TILE_K) * cycles_per_k_tile
+    return cycles * schedule.push_spread / 100 / (SM_CLOCK_GHZ * 1e3)
