@@ -1,10 +1,12 @@
-"""No interleaving breaks the kernel's flag protocol, and no rule of it can be left out."""
+"""No interleaving breaks the kernel's protocols, and no rule of them can be left out."""
 
 import functools
 import itertools
 
 import pytest
-from protocol import model, operand_ring
+from protocol import cta, model
+from protocol.cta import Cta, Shape
+from protocol.cta import Rule as CtaRule
 from protocol.model import ALL_RULES, Call, Model, Op, ProtocolError, Rule
 
 AR, RS, AG = Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.ALL_GATHER
@@ -212,23 +214,65 @@ def test_a_wait_for_what_never_comes_is_a_deadlock(monkeypatch):
         model.explore(Model(2, calls_of(AR, 1, 1, 1)))
 
 
-# ---- The ring of operand stages within a CTA
+# ---- The hand-overs within a CTA
 
 
-@pytest.mark.parametrize("num_k_tiles", range(1, 13))
-def test_two_teams_in_turn_never_take_old_data(num_k_tiles):
-    assert operand_ring.explore(operand_ring.Ring(num_k_tiles, num_tiles=12)) > 500
+WIDE, NARROW = Shape
 
 
-@pytest.mark.parametrize("num_k_tiles", range(1, 13))
-@pytest.mark.parametrize("num_stages", [3, 4])
-def test_one_team_never_takes_old_data(num_stages, num_k_tiles):
-    ring = operand_ring.Ring(num_k_tiles, num_tiles=12, num_stages=num_stages, num_teams=1)
-    assert operand_ring.explore(ring) > 100
+def name_of_shapes(shapes):
+    return "".join(shape.name[0] for shape in shapes)
 
 
-@pytest.mark.parametrize("num_k_tiles", [3, 4, 5])
-def test_two_teams_must_take_turns(num_k_tiles):
-    ring = operand_ring.Ring(num_k_tiles, num_tiles=12, take_turns=False)
-    with pytest.raises(operand_ring.FalsePassError, match="k tile"):
-        operand_ring.explore(ring)
+@pytest.mark.parametrize("num_k_tiles", [1, 2, 3])
+@pytest.mark.parametrize("shapes", list(itertools.product(Shape, repeat=4)), ids=name_of_shapes)
+def test_shapes_change_in_any_order(shapes, num_k_tiles):
+    assert cta.explore(Cta(shapes, num_k_tiles)) > 1000
+
+
+@pytest.mark.parametrize("num_k_tiles", range(4, 10))
+@pytest.mark.parametrize("shapes", [(WIDE, NARROW, WIDE), (NARROW, WIDE, NARROW)])
+def test_shapes_change_at_any_stage(shapes, num_k_tiles):
+    assert cta.explore(Cta(shapes, num_k_tiles)) > 1000
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_items_go_several_times_around_the_work_ring(shape):
+    assert cta.explore(Cta([shape] * 10, num_k_tiles=1)) > 1000
+
+
+@pytest.mark.parametrize(
+    ("rule", "shapes", "num_k_tiles", "reason"),
+    [
+        (CtaRule.DRAIN, [WIDE, NARROW, WIDE], 2, "stage of"),
+        (CtaRule.WAIT_STAGE_EMPTY, [WIDE, WIDE], 2, "stage of"),
+        (CtaRule.WAIT_BUFFER_EMPTY, [WIDE, NARROW], 2, "store buffer of item"),
+        (CtaRule.WAIT_BUFFER_FULL, [WIDE, NARROW], 2, "store buffer sent without"),
+        # Only items of few k tiles can be so far ahead.
+        (CtaRule.WAIT_WORK_EMPTY, [NARROW] * 6, 1, "work 0 has not been taken"),
+    ],
+)
+def test_hand_overs_need_every_rule(rule, shapes, num_k_tiles, reason):
+    cta.explore(Cta(shapes, num_k_tiles))
+    with pytest.raises(cta.OverwrittenError, match=reason):
+        cta.explore(Cta(shapes, num_k_tiles, rules=~rule))
+
+
+@pytest.mark.parametrize("shapes", [(WIDE, NARROW), (NARROW, WIDE)], ids=name_of_shapes)
+@pytest.mark.parametrize("num_k_tiles", range(1, 9))
+def test_every_change_of_shape_needs_the_drain(shapes, num_k_tiles):
+    with pytest.raises(cta.OverwrittenError, match="stage of"):
+        cta.explore(Cta(shapes, num_k_tiles, rules=~CtaRule.DRAIN))
+
+
+def test_a_wait_that_comes_a_phase_early_is_found():
+    assert cta.phase_is_complete(0, -1, "empty at the start")
+    assert not cta.phase_is_complete(1, 1, "not yet")
+    with pytest.raises(cta.FalsePassError, match="0 phases are complete, not 2"):
+        cta.phase_is_complete(0, 1, "too early")
+
+
+def test_a_hand_over_that_never_comes_is_a_deadlock(monkeypatch):
+    monkeypatch.setattr(cta, "advance_pusher", lambda *_: None)
+    with pytest.raises(cta.DeadlockError):
+        cta.explore(Cta([WIDE, NARROW], num_k_tiles=1))
