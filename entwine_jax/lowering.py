@@ -1,6 +1,6 @@
 """The crossing to XLA: fused custom call or plain lax, decided once, when a program is lowered.
 
-The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v1`, platform CUDA; arrays are
+The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v2`, platform CUDA; arrays are
 row-major and all of one dtype, bfloat16 or float16; w is [k, n], or [n, k] where w_transposed is 1:
   matmul_allreduce      x [m, k], w -> y [m, n]
   matmul_reducescatter  x [m, k], w -> y [m / group_size, n]
@@ -26,6 +26,7 @@ from jax.interpreters import mlir
 
 from entwine_jax import configuration, reference, runtime, selection, workspace
 from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.version import CALL_VERSION
 
 FUSED_DTYPES = ("bfloat16", "float16")
 ALIGNMENT = 8  # elements: rows of x, w and y start on 16 bytes, as TMA requires
@@ -48,8 +49,8 @@ def register_fused(primitive: Primitive, op: str, in_lax: Callable[..., Any]) ->
 
 
 def target_name(op: str) -> str:
-    """The custom call's name; a change of operands or attributes raises the number."""
-    return f"entwine_jax.{op}.v1"
+    """The custom call's name."""
+    return f"entwine_jax.{op}.v{CALL_VERSION}"
 
 
 def why_lax(

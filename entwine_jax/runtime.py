@@ -9,7 +9,7 @@ import jax
 
 from entwine_jax import configuration
 from entwine_jax.schedule import H200, Hardware, hardware_for
-from entwine_jax.version import __version__
+from entwine_jax.version import CALL_VERSION, __version__
 
 OLDEST_JAX, FIRST_UNSUPPORTED_JAX = (0, 11, 2), (0, 13)
 MIN_RANKS, MAX_RANKS = 2, 8
@@ -99,6 +99,7 @@ def _check_jax_version() -> Check:
 
 def _check_library() -> Iterator[Check]:
     topic, ffi = "kernel library", load_ffi()
+    rebuild = "Build both from the same sources: `pip install .`."
     if ffi is None:
         yield Check(topic, "entwine_jax._ffi is not built", False, "Run `pip install .`.")
         return
@@ -108,12 +109,22 @@ def _check_library() -> Iterator[Check]:
             topic,
             f"entwine_jax._ffi is of version {info['version']}, the package of {__version__}",
             False,
-            "Build both from the same sources: `pip install .`.",
+            rebuild,
         )
+        return
+    others = [name for name in _targets(ffi) if not name.endswith(f".v{CALL_VERSION}")]
+    if others:
+        found = f"entwine_jax._ffi has the calls {', '.join(others)}, the package v{CALL_VERSION}"
+        yield Check(topic, found, False, rebuild)
         return
     found = f"compiled with nvcc {info['nvcc']}" if info["cuda"] else "built without CUDA"
     remedy = "Install the CUDA toolkit (nvcc 12.8 or newer) and nvidia-cutlass, then build again."
     yield Check(topic, found, info["cuda"], remedy)
+
+
+def _targets(ffi: ModuleType) -> list[str]:
+    """The names of the library's custom calls."""
+    return list(ffi.registrations()) if ffi.build_info()["cuda"] else []
 
 
 def _find_devices() -> tuple[list[Any], Check]:

@@ -21,7 +21,7 @@ from sharded import (
 import entwine_jax
 from entwine_jax import lowering, runtime
 
-TARGET = "entwine_jax.matmul_allreduce.v1"
+TARGET = "entwine_jax.matmul_allreduce.v2"
 # Large enough for the selector to fuse on 2 and 4 GPUs.
 M, K, N = 4096, 32768, 8192
 
@@ -142,6 +142,7 @@ def test_schedule_crosses_as_one_struct():
         "num_spare_warps": 2,
         "raster": 4,
         "push_spread": 50,
+        "narrow_tail": 0,
         "rows_per_launch": 0,
     }
 
@@ -248,7 +249,7 @@ def test_workspace_limit_splits_the_rows(monkeypatch):
 
 # The other ops, and the derivatives of all.
 
-RS, AG = "entwine_jax.matmul_reducescatter.v1", "entwine_jax.allgather_matmul.v1"
+RS, AG = "entwine_jax.matmul_reducescatter.v2", "entwine_jax.allgather_matmul.v2"
 
 
 def calls(text):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import entwine_jax
-from entwine_jax import _ffi
+from entwine_jax import _ffi, lowering
+from entwine_jax.schedule.problem import OPS
 
 MODULE = Path(_ffi.__file__)
 PACKAGE = Path(entwine_jax.__file__).parent
@@ -73,8 +74,10 @@ def test_device_code_is_for_sm_90a():
 
 @needs_cuda_build
 def test_handlers_of_every_stage_are_registered():
-    handlers = _ffi.registrations()["entwine_jax.matmul_allreduce.v1"]
-    assert {"prepare", "initialize", "execute"} <= set(handlers)
+    targets = _ffi.registrations()
+    assert set(targets) == set(map(lowering.target_name, OPS))
+    for handlers in targets.values():
+        assert set(handlers) == {"prepare", "initialize", "execute"}
 
 
 def test_no_import_of_tools_by_the_package():

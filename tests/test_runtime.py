@@ -5,6 +5,7 @@ import pytest
 
 import entwine_jax
 from entwine_jax import configuration, runtime
+from entwine_jax.version import CALL_VERSION
 
 GIB = 2**30
 
@@ -25,13 +26,25 @@ def gpu(ordinal, **changes):
 class Ffi:
     """A compiled module on a machine with two H200s, unless told otherwise."""
 
-    def __init__(self, *, version=entwine_jax.__version__, cuda=True, driver=13000, gpus=None):
+    def __init__(
+        self,
+        *,
+        version=entwine_jax.__version__,
+        calls=CALL_VERSION,
+        cuda=True,
+        driver=13000,
+        gpus=None,
+    ):
+        self.calls = calls
         self.info = {"version": version, "cuda": cuda, "nvcc": "13.0.88" if cuda else ""}
         self.driver = driver
         self.gpus = gpus or [gpu(0), gpu(1)]
 
     def build_info(self):
         return self.info
+
+    def registrations(self):
+        return {f"entwine_jax.matmul_allreduce.v{self.calls}": {}}
 
     def driver_version(self):
         return self.driver
@@ -70,6 +83,11 @@ def test_available_on_two_h200():
     [
         (None, "kernel library: entwine_jax._ffi is not built"),
         (Ffi(version="0.0.9"), "entwine_jax._ffi is of version 0.0.9"),
+        (
+            Ffi(calls=CALL_VERSION - 1),
+            f"kernel library: entwine_jax._ffi has the calls entwine_jax.matmul_allreduce.v"
+            f"{CALL_VERSION - 1}, the package v{CALL_VERSION}",
+        ),
         (Ffi(cuda=False), "kernel library: built without CUDA"),
         (Ffi(driver=12080), "driver: supports CUDA 12.8; built with 13.0.88"),
         (Ffi(gpus=RuntimeError("CUDA error 999")), "GPU probe: CUDA error 999"),

@@ -27,9 +27,9 @@ nb::dict registrations() {
     stages["execute"] = handler(execute);
     targets[target] = stages;
   };
-  add("entwine_jax.matmul_allreduce.v1", execute_allreduce);
-  add("entwine_jax.matmul_reducescatter.v1", execute_reducescatter);
-  add("entwine_jax.allgather_matmul.v1", execute_allgather);
+  add("entwine_jax.matmul_allreduce.v2", execute_allreduce);
+  add("entwine_jax.matmul_reducescatter.v2", execute_reducescatter);
+  add("entwine_jax.allgather_matmul.v2", execute_allgather);
   return targets;
 }
 

@@ -1,4 +1,4 @@
-// The handlers behind the custom calls entwine_jax.<op>.v1. Prepare and Initialize are the same for all.
+// The handlers behind the custom calls entwine_jax.<op>.v2. Prepare and Initialize are the same for all.
 #pragma once
 
 #include "xla/ffi/api/c_api.h"
