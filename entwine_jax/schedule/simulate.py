@@ -11,12 +11,12 @@ The queues are those of messages of a tile or a unit, not of packets, and the ca
 memory of a GPU appear only in the times of steps (`simulate_rates`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entwine_jax.schedule.candidates import ceil_div, launches
+from entwine_jax.schedule.candidates import ceil_div, launches, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate_comm import Gather, Reduction
@@ -32,11 +32,14 @@ from entwine_jax.schedule.simulate_rates import (
     spread_us,
 )
 from entwine_jax.schedule.tile_order import (
+    TileItem,
     allgather_place,
-    num_owned_tiles,
+    num_items,
     owned_tile,
     reducescatter_place,
+    reducescatter_turn,
     tile_coordinates,
+    tile_item,
     tile_owner,
     tile_slot,
 )
@@ -122,6 +125,8 @@ def _check(problem: Problem, schedule: Schedule, starts: list[float], factors: l
         raise ValueError(f"num_comm_ctas = {schedule.num_comm_ctas}: leaves no SM for the matmul")
     if problem.op == ALLGATHER and schedule.num_spare_warps == 0:
         raise ValueError("num_spare_warps = 0: the all-gather sends its rows with them")
+    if problem.op == ALLGATHER and schedule.num_comm_ctas:
+        raise ValueError(f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none")
     if not all(start >= 0 for start in starts):
         raise ValueError(f"start_us = {starts}: must be 0 or more")
     if not all(factor > 0 for factor in factors):
@@ -140,7 +145,7 @@ def _play(
     num_compute_ctas = problem.hardware.num_sms - schedule.num_comm_ctas
     tiles = _tiles(problem, schedule, 0)
     for index in range(num_ranks):
-        if problem.op == ALLGATHER:
+        if problem.op != ALLREDUCE:
             tiles = _tiles(problem, schedule, index)
         world.ranks.append(
             Rank(index, world, tiles, starts[index], factors[index], num_compute_ctas)
@@ -164,55 +169,91 @@ def _timeline(records: list[float]) -> np.ndarray:
 
 
 def _tiles(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
-    """The tiles of one rank in the order in which it visits them."""
+    """The tiles and half tiles of one rank in the order in which it visits them."""
     tile_m, tile_n, raster = schedule.tile_m, schedule.tile_n, schedule.raster
     num_ranks, num_batches, block_rows = problem.num_ranks, problem.num_batches, problem.block_rows
     num_tiles_n = ceil_div(problem.n_local, tile_n)
     num_tiles_m = problem.num_blocks * ceil_div(block_rows, tile_m)
-    tile_us, spread = mainloop_us(problem, schedule), spread_us(problem, schedule)
-    num_units = tile_m * tile_n * problem.item_bytes // UNIT_BYTES
+    times = {
+        narrow: (mainloop_us(problem, shape), spread_us(problem, shape))
+        for narrow, shape in (
+            (False, schedule),
+            (True, replace(schedule, tile_n=128, narrow_tail=0)),
+        )
+    }
     tiles = []
-    for idx in range(num_tiles_m * num_tiles_n):
-        owner, slot, source, tile_row = tile_owner(idx, num_ranks), tile_slot(idx, num_ranks), 0, 0
+    for idx, (owner, slot, item) in enumerate(_items(problem, schedule, rank)):
+        source = tile_row = 0
         if problem.op == ALLREDUCE:
-            tile_m_idx, column = tile_coordinates(idx, num_tiles_m, num_tiles_n, raster)
+            tile_m_idx, column = tile_coordinates(item.tile_idx, num_tiles_m, num_tiles_n, raster)
             rows = min(tile_m, block_rows - tile_m_idx * tile_m)
         elif problem.op == REDUCESCATTER:
             place = reducescatter_place(
-                idx, num_tiles_n, raster, num_ranks, num_batches, block_rows, tile_m
+                owned_tile(item.tile_idx, num_ranks, owner),
+                num_tiles_n,
+                raster,
+                num_ranks,
+                num_batches,
+                block_rows,
+                tile_m,
             )
             rows, column = place.rows, place.tile_n_idx
         else:
             place = allgather_place(
-                idx, num_tiles_n, raster, num_ranks, rank, num_batches, block_rows, tile_m
+                item.tile_idx, num_tiles_n, raster, num_ranks, rank, num_batches, block_rows, tile_m
             )
             rows, column = place.rows, place.tile_n_idx
-            owner, source, tile_row = rank, place.source, place.tile_row
-        columns = min(tile_n, problem.n_local - column * tile_n)
+            source, tile_row = place.source, place.tile_row
+        width = 128 if item.narrow else tile_n
+        first_column = column * tile_n + item.half * width
+        columns = max(min(width, problem.n_local - first_column), 0)
         row_bytes = rows * problem.item_bytes
-        panels = ceil_div(columns, PANEL_COLUMNS)
+        tile_us, tile_spread_us = times[item.narrow]
         tiles.append(
             Tile(
-                tile_us,
-                spread,
-                num_units,
-                panels * PANEL_COLUMNS * row_bytes,
-                columns * row_bytes,
-                owner,
-                slot,
-                source,
-                tile_row,
+                number=idx if problem.op == ALLGATHER else slot * num_ranks + owner,
+                mainloop_us=tile_us,
+                spread_us=tile_spread_us,
+                num_units=tile_m * width * problem.item_bytes // UNIT_BYTES,
+                push_bytes=ceil_div(columns, PANEL_COLUMNS) * PANEL_COLUMNS * row_bytes,
+                valid_bytes=columns * row_bytes,
+                owner=owner,
+                slot=slot,
+                source=source,
+                tile_row=tile_row,
             )
         )
     return tiles
 
 
+def _items(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[int, int, TileItem]]:
+    """Owner, slot and item of what a rank computes, in order.
+
+    The item's tile counts among all tiles; in the reduce-scatter among those of its owner.
+    """
+    num_ranks, tiles = problem.num_ranks, num_tiles(problem, schedule)
+    if problem.op == REDUCESCATTER:
+        tiles_of_owner = tiles // num_ranks
+        tail = ceil_div(schedule.narrow_tail, num_ranks)
+        num_slots = num_items(tiles_of_owner, tail)
+        own_last = min(num_slots, problem.hardware.num_sms) if schedule.tile_n == 256 else 0
+        for idx in range(num_slots * num_ranks):
+            owner, slot = reducescatter_turn(idx, num_slots, num_ranks, rank, own_last)
+            yield owner, slot, tile_item(slot, tiles_of_owner, tail)
+        return
+    for idx in range(num_items(tiles, schedule.narrow_tail)):
+        item = tile_item(idx, tiles, schedule.narrow_tail)
+        if problem.op == ALLGATHER:
+            yield rank, idx, item
+        else:
+            yield tile_owner(idx, num_ranks), tile_slot(idx, num_ranks), item
+
+
 def _add_reduction_ctas(world: World, problem: Problem, schedule: Schedule) -> None:
-    num_ranks = problem.num_ranks
     reductions = []
     for rank in world.ranks:
-        num_owned = num_owned_tiles(len(rank.tiles), num_ranks, rank.index)
-        tile_of_slot = [owned_tile(slot, num_ranks, rank.index) for slot in range(num_owned)]
+        own = {tile.slot: idx for idx, tile in enumerate(rank.tiles) if tile.owner == rank.index}
+        tile_of_slot = [own[slot] for slot in range(len(own))]
         reductions.append(Reduction(rank, tile_of_slot, problem.op == ALLREDUCE))
 
     def publish(tile: Tile, ready_us: float) -> None:
@@ -269,5 +310,5 @@ def _finish(rank: Rank) -> float:
     """The last CTA of a rank waits for the rest of its output."""
     end = max(rank.last_exit_us, rank.arrived_us)
     if end > rank.last_exit_us:
-        rank.record(Kind.FINISH, rank.last_exit_us, end, -1, rank.last_exit_cta, 0)
+        rank.record(Kind.FINISH, rank.last_exit_us, end, None, rank.last_exit_cta, 0)
     return end

@@ -5,9 +5,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from entwine_jax.schedule.candidates import GATHER_COLUMNS, ceil_div
+from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
 from entwine_jax.schedule.simulate_links import Message
-from entwine_jax.schedule.simulate_rank import Cta, Rank
-from entwine_jax.schedule.simulate_rates import FENCE_US, ROWS_PER_SEND
+from entwine_jax.schedule.simulate_rank import FIRST_SPARE_WARP, Cta, Rank
+from entwine_jax.schedule.simulate_rates import (
+    COMPLETION_US,
+    FENCE_US,
+    PUSH_GB_S,
+    ROWS_PER_SEND,
+    STAGE_US,
+)
 from entwine_jax.schedule.timeline import Kind
 
 
@@ -123,13 +130,24 @@ class Reduction:
 Piece = tuple[int, int, int]
 
 
+class Unit(NamedTuple):
+    """What a sender sends at a time: rows of a piece (row of tiles, part of the columns)."""
+
+    cta: Cta
+    start_us: float
+    piece: tuple[int, int]
+    num_bytes: float
+
+
 class Gather:
-    """Warps send this rank's rows, unit by unit; and what has arrived here of the others' rows."""
+    """Senders take this rank's rows unit by unit; and what has arrived of the others' rows."""
 
     def __init__(
         self, rank: Rank, valid_rows: list[int], tile_m: int, k: int, item_bytes: int, raster: int
     ) -> None:
         self._rank = rank
+        # Half of the CTAs fill the links.
+        self._num_senders = max(rank.num_compute_ctas // 2, 1)
         self._valid_rows = valid_rows
         self._k = k
         self._item_bytes = item_bytes
@@ -150,16 +168,26 @@ class Gather:
         self.peers_started_us = 0.0
 
     def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
-        """Each warp claims the next unit and sends it."""
-        for warp in range(first_warp, first_warp + num_warps):
-            if self._next_unit == self._num_units:
-                self._rank.retire(now, cta, first_warp + num_warps - warp)
-                return
-            tile_row, part, row = self._unit(self._next_unit)
-            self._next_unit += 1
-            start = max(now, self.peers_started_us)
-            end = start + self._rank.busy(self._rank.world.rates.send_us)
-            self._rank.world.events.at(end, self._send, start, cta, warp, tile_row, part, row)
+        """The first spare warp of the CTAs that send claims the next unit and sends it."""
+        if cta.index >= self._num_senders or first_warp != FIRST_SPARE_WARP:
+            self._rank.retire(now, cta, num_warps)
+            return
+        if num_warps > 1:
+            self._rank.retire(now, cta, num_warps - 1)
+        self._claim(now, cta)
+
+    def _claim(self, now: float, cta: Cta) -> None:
+        if self._next_unit == self._num_units:
+            self._rank.retire(now, cta, 1)
+            return
+        tile_row, part, row = self._unit(self._next_unit)
+        self._next_unit += 1
+        start = max(now, self.peers_started_us)
+        loaded = start + self._rank.busy(STAGE_US)
+        rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_SEND)
+        num_bytes = rows * round(self._shares[part] * self._k) * self._item_bytes
+        unit = Unit(cta, start, (tile_row, part), num_bytes)
+        self._rank.world.events.at(loaded, self._send, unit)
 
     def _unit(self, unit: int) -> tuple[int, int, int]:
         """Row of tiles, part of the columns and first row of a unit, in the order of sending."""
@@ -171,30 +199,28 @@ class Gather:
         tile_row, piece_unit = divmod(in_part, self._units_per_piece)
         return first_row + tile_row, part, piece_unit * ROWS_PER_SEND
 
-    def _send(
-        self, now: float, start: float, cta: Cta, warp: int, tile_row: int, part: int, row: int
-    ) -> None:
-        rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_SEND)
-        num_bytes = rows * round(self._shares[part] * self._k) * self._item_bytes
-        piece = (tile_row, part)
+    def _send(self, now: float, unit: Unit) -> None:
+        copy_us = unit.num_bytes / (PUSH_GB_S * BYTES_PER_US_AT_1_GB_S)
 
-        def sent(_: float, arrived: float) -> None:
-            end = max(now, arrived) + FENCE_US
-            tile = tile_row * self._num_parts + part
-            self._rank.record(Kind.SEND, start, end, tile, cta.index, warp)
-            self._rank.world.events.at(end, self._count, piece, cta, warp)
+        def sent(left: float, arrived: float) -> None:
+            # One copy after the other, the own one last; then all are complete.
+            read = max(left, now + len(self._peers) * copy_us) + copy_us
+            end = max(read, arrived) + COMPLETION_US + FENCE_US
+            self._rank.record(Kind.SEND, unit.start_us, end, None, unit.cta.index, FIRST_SPARE_WARP)
+            self._rank.world.events.at(end, self._count, unit)
 
-        self._rank.world.links.send(now, self._rank.index, Message(self._peers, num_bytes, sent))
+        message = Message(self._peers, unit.num_bytes, sent, at_once=False)
+        self._rank.world.links.send(now, self._rank.index, message)
 
-    def _count(self, now: float, piece: tuple[int, int], cta: Cta, warp: int) -> None:
-        self._num_sent[piece] += 1
-        if self._num_sent[piece] == self._units_per_piece:
+    def _count(self, now: float, unit: Unit) -> None:
+        self._num_sent[unit.piece] += 1
+        if self._num_sent[unit.piece] == self._units_per_piece:
             ready_us = now + self._rank.world.rates.flag_us
             for peer in self._peers:
                 self._rank.world.events.at(
-                    ready_us, self.gathers[peer].rows_ready, (self._rank.index, *piece)
+                    ready_us, self.gathers[peer].rows_ready, (self._rank.index, *unit.piece)
                 )
-        self.join(now, cta, warp, 1)
+        self._claim(now, unit.cta)
 
     def rows_ready(self, now: float, piece: Piece) -> None:
         """A piece of a source's rows is here."""

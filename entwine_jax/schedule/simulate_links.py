@@ -30,12 +30,19 @@ class Message(NamedTuple):
     """So many bytes for each of several peers, none of them the sender.
 
     `then(left, arrived)` is called when the first byte leaves, with the times in us at which the
-    last one will have left and will have arrived.
+    last one will have left and will have arrived. What is for one peer waits in the way out only
+    when that for the peer before has left, unless all is sent `at_once`.
     """
 
     peers: Sequence[int]
     num_bytes: float
     then: Callable[[float, float], None]
+    at_once: bool = True
+
+    @property
+    def waiting_bytes(self) -> float:
+        """What of it waits in the way out at a time."""
+        return self.num_bytes * (len(self.peers) if self.at_once else 1)
 
 
 class Links:
@@ -69,7 +76,7 @@ class Links:
         queue.append(message)
         if len(queue) == 1:
             self._events.at(self._out_free[source], self._send_next, source)
-        self._change_queue(now, source, message.num_bytes * len(message.peers))
+        self._change_queue(now, source, message.waiting_bytes)
 
     def congested_us(self, now: float, source: int) -> float:
         """How long the way out of this GPU has been congested so far, in us."""
@@ -82,7 +89,7 @@ class Links:
         self._transmit(now, source, message)
         if queue:
             self._events.at(self._out_free[source], self._send_next, source)
-        self._change_queue(now, source, -message.num_bytes * len(message.peers))
+        self._change_queue(now, source, -message.waiting_bytes)
 
     def _change_queue(self, now: float, source: int, num_bytes: float) -> None:
         queued = self._queued_bytes[source] = self._queued_bytes[source] + num_bytes

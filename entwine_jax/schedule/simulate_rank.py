@@ -17,6 +17,7 @@ class Tile:
     """What a rank has to know of one of its tiles: what one CTA computes at a time.
 
     Attributes:
+        number: what the timeline calls it; the same on all ranks, but for the all-gather.
         mainloop_us: time of its mainloop.
         spread_us: what the pushes before it are spread over.
         num_units: what it is reduced in.
@@ -28,6 +29,7 @@ class Tile:
         tile_row: AllGather: which of the source's rows of tiles these are.
     """
 
+    number: int
     mainloop_us: float
     spread_us: float
     num_units: int
@@ -111,14 +113,15 @@ class Rank:
         kind: Kind,
         start: float,
         end: float,
-        tile: int,
+        tile: int | None,
         cta: int,
         first_warp: int,
         num_warps: int = 1,
     ) -> None:
-        """Adds an event of each of several warps to the timeline; -1 for no tile."""
+        """Adds an event of each of several warps to the timeline."""
+        number = -1 if tile is None else self.tiles[tile].number
         for warp in range(first_warp, first_warp + num_warps):
-            self._records += (start, end, tile, self.index, cta, warp, kind)
+            self._records += (start, end, number, self.index, cta, warp, kind)
 
     def busy(self, times: tuple[float, float]) -> float:
         """Between the two times, by how many of the CTAs still compute."""
@@ -133,7 +136,7 @@ class Rank:
 
     def _exit(self, now: float, cta: Cta) -> None:
         end = max(now, cta.last_arrival_us) + FENCE_US
-        self.record(Kind.CTA, cta.start_us, end, -1, cta.index, 0)
+        self.record(Kind.CTA, cta.start_us, end, None, cta.index, 0)
         if end >= self.last_exit_us:
             self.last_exit_us, self.last_exit_cta = end, cta.index
         if cta.num_units:

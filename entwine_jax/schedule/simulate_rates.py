@@ -7,7 +7,7 @@ calls on two and four H200s, together, and describe no step by itself.
 
 from dataclasses import dataclass
 
-from entwine_jax.schedule.candidates import ceil_div, num_tiles
+from entwine_jax.schedule.candidates import GATHER_COLUMNS, ceil_div, num_tiles
 from entwine_jax.schedule.cost_model import (
     BYTES_PER_US_AT_1_GB_S,
     NARROW_TILE_LINK_RATE,
@@ -21,7 +21,8 @@ from entwine_jax.schedule.schedule import Schedule
 # The kernel's own numbers: ffi/kernels/config.cuh, gather.cuh, gemm.cuh.
 TILE_K = 64
 UNIT_BYTES = 4096
-ROWS_PER_SEND = 4
+STAGING_BYTES = 16384  # what a sender of rows holds at a time
+ROWS_PER_SEND = STAGING_BYTES // (2 * GATHER_COLUMNS)
 NUM_TURNS = 32
 FLOPS_PER_CYCLE = 4096
 PANEL_COLUMNS = 64
@@ -47,9 +48,8 @@ FENCE_US = 1.0
 REDUCE_US, REDUCE_US_PER_RANK = 1.3, 0.35
 BUSY_REDUCE_US, BUSY_REDUCE_US_PER_RANK = 2.5, 1.3
 
-# One warp sends a unit of rows: the same.
-SEND_US, SEND_US_PER_RANK = 2.0, 0.5
-BUSY_SEND_US, BUSY_SEND_US_PER_RANK = 6.0, 0.8
+# A sender loads a unit of rows into its staging memory: without and with all SMs multiplying.
+STAGE_US = (1.2, 2.0)
 
 # The mainloop's own loads queue behind stores to a congested link: each us in which more wait than
 # the buffers on the way hold adds so much to the mainloops under way.
@@ -66,7 +66,6 @@ class Rates:
     epilogue_us: float
     reduce_us: tuple[float, float]
     """Of a unit: without and with all SMs multiplying."""
-    send_us: tuple[float, float]
 
 
 def rates_of(problem: Problem, schedule: Schedule) -> Rates:
@@ -82,10 +81,6 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
         reduce_us=(
             REDUCE_US + REDUCE_US_PER_RANK * num_ranks,
             BUSY_REDUCE_US + BUSY_REDUCE_US_PER_RANK * num_ranks,
-        ),
-        send_us=(
-            SEND_US + SEND_US_PER_RANK * num_ranks,
-            BUSY_SEND_US + BUSY_SEND_US_PER_RANK * num_ranks,
         ),
     )
 
