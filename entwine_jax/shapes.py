@@ -95,7 +95,7 @@ def check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:
     for axis in axes:
         try:
             num_ranks *= lax.axis_size(axis)
-        except (NameError, TypeError) as error:
+        except (NameError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{op}: axis_name must name manual axes of the surrounding jax.shard_map, "
                 f"but {axis!r} of axis_name={axis_name!r} is not one: {error}."
