@@ -40,6 +40,7 @@ def test_attributes_are_the_ints_of_the_struct():
         "num_spare_warps": 1,
         "raster": 16,
         "push_spread": 80,
+        "narrow_tail": 0,
         "rows_per_launch": 256,
     }
 

@@ -80,6 +80,40 @@ def test_compiled_ownership_is_equal(compiled, num_ranks):
                 assert getattr(compiled, name)(number, num_ranks, rank) == expected
 
 
+@pytest.mark.parametrize("narrow_tail", [0, 1, 3, 9, 20])
+@pytest.mark.parametrize("num_tiles", [1, 3, 9])
+def test_items_cover_every_half_of_every_tile_once(compiled, num_tiles, narrow_tail):
+    items = [
+        tile_order.tile_item(i, num_tiles, narrow_tail)
+        for i in range(tile_order.num_items(num_tiles, narrow_tail))
+    ]
+    halves = [
+        (item.tile_idx, half)
+        for item in items
+        for half in ((item.half,) if item.narrow else (0, 1))
+    ]
+    assert halves == [(tile, half) for tile in range(num_tiles) for half in (0, 1)]
+    assert sum(item.narrow for item in items) == 2 * min(narrow_tail, num_tiles)
+    assert items == [compiled.tile_item(i, num_tiles, narrow_tail) for i in range(len(items))]
+
+
+@pytest.mark.parametrize("num_ranks", range(2, 9))
+@pytest.mark.parametrize(("items", "own_last"), [(1, 0), (1, 1), (5, 0), (5, 2), (5, 5), (64, 33)])
+def test_every_rank_visits_every_owners_items_and_its_own_last(
+    compiled, num_ranks, items, own_last
+):
+    for rank in range(num_ranks):
+        case = (items, num_ranks, rank, own_last)
+        turns = [tile_order.reducescatter_turn(i, *case) for i in range(items * num_ranks)]
+        assert sorted(turns) == [(owner, i) for owner in range(num_ranks) for i in range(items)]
+        assert turns[len(turns) - own_last :] == [(rank, i) for i in range(items - own_last, items)]
+        # Nobody's items come long after those of the others.
+        assert [i for owner, i in turns if owner != rank] == sorted(
+            i for owner, i in turns if owner != rank
+        )
+        assert turns == [tuple(compiled.reducescatter_turn(i, *case)) for i in range(len(turns))]
+
+
 # Rows in blocks: (num_tiles_n, raster, num_ranks, num_batches, block_rows, tile_m).
 BLOCKS = [
     (num_tiles_n, raster, num_ranks, num_batches, block_rows, 128)

@@ -113,9 +113,10 @@ def write_json(
 ) -> None:
     """Writes everything that was measured, with machine, settings and geometric means."""
     error = prediction_error(results)
+    schedule = str(settings.schedule or "as the selector chooses")
     document = {
         "machine": asdict(machine),
-        "settings": {**asdict(settings), "schedule": str(settings.schedule or "as the selector chooses")},
+        "settings": {**asdict(settings), "schedule": schedule},
         "geomean": {
             "fraction": geomean(result.fraction for result in results),
             "speed_up": geomean(result.speed_up for result in results),

@@ -3,6 +3,7 @@
 
 #include <cudaTypedefs.h>
 
+#include <algorithm>
 #include <cutlass/util/packed_stride.hpp>
 
 #include "kernels/fused.cuh"
@@ -72,6 +73,10 @@ inline OwnSlots own_slots(Op op, const TileItems& items, const PeerWindow& windo
           num_owned_tiles(num_items(items), window.num_ranks, window.rank)};
 }
 
+// AllGather: fewer senders do not fill the links in time, more of them slow the mainloops down.
+// Measured with a sender in every tenth CTA to one in each.
+constexpr int kCtasPerSender = 2;
+
 template <class Config>
 void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& schedule,
                      const PeerWindow& window, int num_ctas, cudaStream_t stream) {
@@ -115,9 +120,7 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .num_k_tiles = ceil_div(static_cast<int>(call.k), kTileK),
       .raster = static_cast<int>(schedule.raster),
       .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
-      .num_senders = getenv("EJ_SEND") ? atoi(getenv("EJ_SEND"))
-                     : gathers         ? std::max(1, num_ctas / 2)
-                                       : 0,
+      .num_senders = gathers ? std::max(1, num_ctas / kCtasPerSender) : 0,
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
       .trace = call.trace,

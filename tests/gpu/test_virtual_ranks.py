@@ -43,8 +43,12 @@ def run(op, rows, n, k, num_ranks, num_devices, schedule, *, num_batches=1, **op
         m, num_batches = rows, 1
     else:
         m = rows * num_ranks * num_batches
-    if op == "allgather_matmul" and schedule.num_spare_warps == 0:
-        schedule = dataclasses.replace(schedule, num_spare_warps=1)
+    if op == "allgather_matmul":
+        # It sends with a spare warp of CTAs that compute, and its tiles have one shape.
+        num_spare_warps = max(schedule.num_spare_warps, 1)
+        schedule = dataclasses.replace(
+            schedule, num_comm_ctas=0, num_spare_warps=num_spare_warps, narrow_tail=0
+        )
     w_transposed = options.pop("w_transposed", 0)
     one = problem(op, m, n, k, schedule, num_batches=num_batches, w_transposed=w_transposed)
     run_mixed([one], num_ranks, num_devices, **options)
@@ -56,6 +60,8 @@ SCHEDULES = [
     Schedule(tile_n=256, num_comm_ctas=4, num_spare_warps=0),
     Schedule(tile_n=128, num_comm_ctas=2, num_spare_warps=2, raster=3),
     Schedule(tile_n=256, num_spare_warps=0, push_spread=0),
+    Schedule(narrow_tail=3),
+    Schedule(narrow_tail=1000, num_comm_ctas=1, raster=2),
 ]
 
 
@@ -117,10 +123,12 @@ def test_many_calls(op):
 
 @every_op
 @pytest.mark.parametrize("k", [64, 136, 192, 256, 320, 384, 704])
-def test_teams_that_share_a_short_operand_ring(op, k):
-    """The two math warpgroups of narrow tiles take the stages of one ring in turn."""
-    run(op, 2048, 4096, k, 2, 2, Schedule(tile_n=128), num_calls=12)
-    run(op, 516, 1032, k, 8, 1, Schedule(tile_n=128), num_calls=60)
+def test_short_operand_rings(op, k):
+    """Fewer and more k tiles than a ring has stages, in tiles of either width and in halves."""
+    for fields in ({"tile_n": 128}, {"tile_n": 256}, {"narrow_tail": 37}):
+        if op != "allgather_matmul" or "narrow_tail" not in fields:
+            run(op, 2048, 4096, k, 2, 2, Schedule(**fields), num_calls=12)
+            run(op, 516, 1032, k, 8, 1, Schedule(**fields), num_calls=30)
 
 
 def test_split_launches():
@@ -140,6 +148,8 @@ def test_mixed_problems_in_one_workspace(num_ranks):
         problem(reduce, 516, 1032, 264, Schedule(tile_n=128)),
         problem(scatter, 100 * p, 1032, 264, Schedule(tile_n=256)),
         problem(reduce, 1, 8, 8, Schedule(tile_n=256)),
+        problem(reduce, 900, 1032, 264, Schedule(narrow_tail=11)),
+        problem(scatter, 140 * p, 1032, 264, Schedule(narrow_tail=5)),
         problem(gather, 129 * p, 520, 136, Schedule(tile_n=128)),
         problem(gather, 700 * p, 264, 4104, Schedule(tile_n=128, raster=2)),
         problem(reduce, 300, 2056, 72, Schedule(tile_n=256, num_comm_ctas=1)),
