@@ -14,17 +14,16 @@
 
 namespace entwine {
 
-// One thread of each CTA. Roles are dealt by arrival. The first CTA to arrive always computes; only then
-// do communication CTAs take their role, so tiles are made however few CTAs there are. The first to
-// arrive are AllGather's senders, whose peers wait for them.
+// One thread of each CTA. The first CTA to arrive always computes; only then do communication CTAs take
+// their role, so tiles are made however few CTAs there are. AllGather's senders are the CTAs whose first
+// items come last: those have to wait for rows, or have no item at all, and their copy engines are
+// free at first. Item 0 is claimed by a CTA that is resident, so there is always a sender.
 template <class Config>
 __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared) {
   ControlBlock* control = params.window.control[params.window.rank];
   int arrival = 0;
-  if (params.num_comm_ctas > 0 || params.op == Op::kAllGather) {
-    arrival = atomicAdd(&control->next_cta, 1u);
-  }
+  if (params.num_comm_ctas > 0) arrival = atomicAdd(&control->next_cta, 1u);
   const bool communicates = arrival >= 1 && arrival <= params.num_comm_ctas;
   // Both are under way before either is used.
   const uint64_t last_epoch = ptx::load_relaxed_gpu(&control->epoch);
@@ -42,7 +41,7 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   shared.num_units_stored = 0;
   shared.epoch = last_epoch + 1;
   shared.first_item = first_item;
-  shared.sends = arrival < params.num_senders;
+  shared.sends = first_item == 0 || first_item >= static_cast<int>(gridDim.x) - params.num_senders;
 }
 
 // The communication role of a warp. kUnroll: how many loads of a source its registers hold.

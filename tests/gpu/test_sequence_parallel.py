@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from sharded import PRODUCTS, exact, gathering, make_mesh, scattering
 
 import entwine_jax
-from entwine_jax import Schedule, lowering, reference
+from entwine_jax import Schedule, lowering, reference, selection
 from entwine_jax.ops import primitive
 from entwine_jax.schedule import select
 
@@ -30,7 +30,7 @@ def always_fused(monkeypatch):
     def decide(*args, override=None, **kwargs):
         return select.decide(*args, override=override or WIDE, **kwargs)
 
-    monkeypatch.setattr(lowering, "decide", decide)
+    monkeypatch.setattr(selection, "decide", decide)
 
 
 def num_gpus():
