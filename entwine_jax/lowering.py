@@ -87,6 +87,8 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):
         _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, call)
+        if "workspace" in call:
+            _warn_of_workspace(call)
         return lax_rule(ctx, x, w, *other_ws, **params)
     _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
     _register_targets()
@@ -108,6 +110,17 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     if not other_ws:
         return [y, *rest]
     return [y, *_multiply_others(ctx, rest[0], other_ws, params["w_transposed"]), *rest]
+
+
+def _warn_of_workspace(reason: str) -> None:
+    """Once: memory can be had, unlike another GPU, and any op may be slow for the lack of it."""
+    global _warned_of_workspace
+    if not _warned_of_workspace:
+        _log.warning("calls run as plain lax for lack of memory: %s", reason)
+    _warned_of_workspace = True
+
+
+_warned_of_workspace = False
 
 
 def _multiply_others(ctx, gathered, other_ws, w_transposed):

@@ -235,6 +235,19 @@ def test_plain_lax_where_the_kernel_is_not_available(monkeypatch, reasons):
     assert reasons() == ["GPU model: too old"]
 
 
+@pytest.mark.parametrize("used_up", [False, True])
+def test_a_workspace_that_cannot_be_had_gives_lax_and_one_warning(monkeypatch, caplog, used_up):
+    found = None if used_up else "workspace: 0 of 512 MiB a GPU allocated, 9 MiB free. Lower it."
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: found)
+    monkeypatch.setattr(lowering.workspace, "slot_bytes", lambda *_: 0)
+    monkeypatch.setattr(lowering, "_warned_of_workspace", False)
+    for _ in range(3):
+        assert "custom_call" not in lower(make_mesh(), "tp")
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "plain lax for lack of memory" in warning.getMessage()
+    assert (found or "used up by other device groups") in warning.getMessage()
+
+
 @pytest.mark.usefixtures("fused_lowering")
 def test_workspace_limit_splits_the_rows(monkeypatch):
     from entwine_jax import configuration
