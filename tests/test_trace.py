@@ -114,6 +114,15 @@ def test_agreement_is_the_ratio_of_the_times():
     assert agreement(decode(pack(simulated.events, 2.0)), simulated) == pytest.approx(0.5, rel=1e-3)
 
 
+def test_agreement_leaves_out_what_an_early_rank_waits():
+    simulated = simulate(PROBLEM, Schedule())
+    events = simulated.events.copy()
+    first_of_rank_1 = events["start_us"][events["rank"] == 1].min()
+    early = np.flatnonzero((events["rank"] == 0) & (events["start_us"] <= first_of_rank_1))
+    events["start_us"][early] -= 100.0
+    assert agreement(events, simulated) == pytest.approx(1)
+
+
 def test_perfetto_holds_every_event(tmp_path):
     events = simulate(PROBLEM, Schedule()).events
     path = tmp_path / "trace.json"

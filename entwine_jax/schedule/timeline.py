@@ -79,6 +79,14 @@ def total_us(events: np.ndarray) -> float:
     return float(events["end_us"].max() - events["start_us"].min()) if len(events) else 0.0
 
 
+def together_us(events: np.ndarray) -> float:
+    """From the start of the last rank to the end of the last event, in us."""
+    starts = [
+        events["start_us"][events["rank"] == rank].min() for rank in np.unique(events["rank"])
+    ]
+    return float(events["end_us"].max() - max(starts))
+
+
 def ctas_of(events: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
     """The rank, the CTA and the events of every CTA, in this order."""
     order = np.lexsort((events["start_us"], events["cta"], events["rank"]))

@@ -7,7 +7,7 @@ import numpy as np
 from entwine_jax import runtime
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.simulate import Simulation
-from entwine_jax.schedule.timeline import total_us
+from entwine_jax.schedule.timeline import together_us
 from entwine_jax.trace.events import decode
 
 NUM_TIMED_CALLS = 50
@@ -70,5 +70,8 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
 
 
 def agreement(measured_events: np.ndarray, simulated: Simulation) -> float:
-    """Simulated over measured time, from the first event of a call to its last."""
-    return total_us(simulated.events) / total_us(measured_events)
+    """Simulated over measured time, from when the last rank has begun to when all have ended.
+
+    A rank may begin a call long before its peers, and then only waits for them.
+    """
+    return together_us(simulated.events) / together_us(measured_events)

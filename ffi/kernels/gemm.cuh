@@ -135,13 +135,15 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
 template <class Config>
 __device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int slot,
                                           bool next_narrow) {
-  constexpr int kNumTurns = 32, kFlopsPerCycle = 4096;                    // of one SM, dense 16-bit
+  constexpr int kFlopsPerCycle = 4096;                                    // of one SM, dense 16-bit
   constexpr int kCyclesPerColumn = 2 * kTileM * kTileK / kFlopsPerCycle;  // of a k tile
   const Span<Config> span(params, TraceKind::kPace, slot, true);
   const int columns = next_narrow ? Config::Narrow::kTileN : Config::Wide::kTileN;
   const int64_t spread = static_cast<int64_t>(params.num_k_tiles) * columns * kCyclesPerColumn *
                          params.push_spread / 100;
-  const int64_t until = ptx::sm_cycles() + spread * (slot % kNumTurns) / kNumTurns;
+  // A turn for each slot of an owner that one wave of items fills.
+  const int num_turns = ceil_div(gridDim.x, params.window.num_ranks);
+  const int64_t until = ptx::sm_cycles() + spread * (slot % num_turns) / num_turns;
   while (ptx::sm_cycles() < until) __nanosleep(100);
 }
 
