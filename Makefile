@@ -19,7 +19,8 @@ NVCC := $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc) \
 with_cuda := $(if $(filter OFF,$(CUDA)),,$(NVCC))
 tools := .venv/build-tools $(if $(with_cuda),.venv/cuda-tools)
 cuda_key := build/cuda-$(CUDA)-$(if $(with_cuda),nvcc,none)
-copy_module = cp build/cp312-*/_ffi.abi3.so build/cp312-*/_ffi.pyi entwine_jax/
+# Never into a file that a process has mapped.
+copy_module = cp --remove-destination build/cp312-*/_ffi.abi3.so build/cp312-*/_ffi.pyi entwine_jax/
 # Registers and shared memory of every kernel stand in the log; on screen only what was built.
 logged = @echo 'Building entwine_jax (log: build/log.txt)'; \
   $(1) > build/log.txt 2>&1 || { cat build/log.txt; exit 1; }; grep 'entwine_jax: ' build/log.txt

@@ -245,10 +245,12 @@ def tuning_candidates(
 ) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
     """What tuning measures, at most 24: the candidates, and variations of the usual placement."""
     legal, rejected = candidates(problem, slot_bytes)
+    usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
+    # One of each tile width; in halves where there are such.
+    first_of_width = {s.tile_n: s for s in reversed(usual)}.values()
     varied = [
         replace(schedule, raster=raster, push_spread=push_spread)
-        for schedule in legal
-        if (schedule.num_comm_ctas, schedule.num_spare_warps) == PLACEMENTS[0]
+        for schedule in first_of_width
         for raster, push_spread in VARIATIONS
     ]
     return (*legal, *varied), rejected
