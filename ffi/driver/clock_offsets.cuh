@@ -4,7 +4,11 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <limits>
+#include <memory>
+#include <stdexcept>
 
+#include "driver/device_buffer.h"
 #include "launch/launch.h"
 #include "ptx/clock.cuh"
 #include "ptx/memory.cuh"
@@ -61,30 +65,33 @@ inline __global__ void ask_clock(const ClockMessage* inbox, ClockMessage* peer_i
 // Nanoseconds that the clock of `device` is ahead of that of `reference`. The two have peer access.
 inline int64_t clock_offset(int device, int reference) {
   if (device == reference) return 0;
-  ClockMessage *asking = nullptr, *answering = nullptr;
-  int64_t* offset = nullptr;
-  check_cuda(cudaMallocHost(&offset, sizeof(*offset)), "allocating a clock offset");
-  *offset = 0;
-  const auto make_inbox = [](int owner, ClockMessage** inbox) {
+  const auto make_inbox = [](int owner) {
     check_cuda(cudaSetDevice(owner), "cudaSetDevice");
-    check_cuda(cudaMalloc(inbox, sizeof(**inbox)), "allocating a message");
-    check_cuda(cudaMemset(*inbox, 0, sizeof(**inbox)), "clearing a message");
+    auto inbox = std::make_unique<DeviceBuffer>(sizeof(ClockMessage));
+    check_cuda(cudaMemset(inbox->as<void>(), 0, sizeof(ClockMessage)), "clearing a message");
     check_cuda(cudaDeviceSynchronize(), "clearing a message");
+    return inbox;
   };
-  make_inbox(device, &answering);
-  make_inbox(reference, &asking);
+  constexpr int64_t kNoAnswer = std::numeric_limits<int64_t>::min();
+  int64_t offset = kNoAnswer;
+  const auto answering = make_inbox(device), asking = make_inbox(reference);
+  const DeviceBuffer result(sizeof(offset));
+  check_cuda(cudaMemcpy(result.as<void>(), &offset, sizeof(offset), cudaMemcpyHostToDevice),
+             "preparing to compare clocks");
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
-  answer_clock<<<1, 1>>>(answering, asking);
+  answer_clock<<<1, 1>>>(answering->as<ClockMessage>(), asking->as<ClockMessage>());
+  check_cuda(cudaGetLastError(), "comparing clocks");
   check_cuda(cudaSetDevice(reference), "cudaSetDevice");
-  ask_clock<<<1, 1>>>(asking, answering, offset);
-  check_cuda(cudaDeviceSynchronize(), "comparing clocks");
-  check_cuda(cudaFree(asking), "freeing a message");
+  ask_clock<<<1, 1>>>(asking->as<ClockMessage>(), answering->as<ClockMessage>(),
+                      result.as<int64_t>());
+  check_cuda(cudaMemcpy(&offset, result.as<void>(), sizeof(offset), cudaMemcpyDeviceToHost),
+             "comparing clocks");
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   check_cuda(cudaDeviceSynchronize(), "comparing clocks");
-  check_cuda(cudaFree(answering), "freeing a message");
-  const int64_t result = *offset;
-  check_cuda(cudaFreeHost(offset), "freeing a clock offset");
-  return result;
+  if (offset == kNoAnswer) {
+    throw std::runtime_error("comparing clocks: the other GPU did not answer");
+  }
+  return offset;
 }
 
 }  // namespace entwine

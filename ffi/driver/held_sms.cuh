@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/launch.h"
+#include "ptx/clock.cuh"
 
 namespace entwine {
 
@@ -16,13 +17,11 @@ static __global__ void hold_sms(volatile int* arrived, const volatile int* go, u
   extern __shared__ unsigned char whole_sm[];
   if (threadIdx.x != 0) return;
   whole_sm[0] = 0;
-  uint64_t start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  const uint64_t start = ptx::global_nanoseconds();
   atomicAdd_system(const_cast<int*>(arrived), 1);
   do {
     __nanosleep(1000);
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (*go == 0 && now - start < limit_ns);
+  } while (*go == 0 && ptx::global_nanoseconds() - start < limit_ns);
 }
 
 // Holds all SMs of some devices but `num_free` of each, for as long as it lives.

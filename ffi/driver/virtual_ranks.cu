@@ -5,6 +5,7 @@
 
 #include "driver/checks.cuh"
 #include "driver/clock_offsets.cuh"
+#include "driver/device_buffer.h"
 #include "driver/held_sms.cuh"
 #include "driver/virtual_ranks.h"
 #include "peer/failure.h"
@@ -15,22 +16,6 @@ namespace {
 
 // Inputs in flight: three sets over two parities of slots, so that stale slots cannot pass unseen.
 constexpr int kNumSets = 3;
-
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(size_t num_bytes) {
-    check_cuda(cudaMalloc(&pointer_, num_bytes), "allocating a test buffer");
-  }
-  ~DeviceBuffer() { cudaFree(pointer_); }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(pointer_);
-  }
-
- private:
-  void* pointer_ = nullptr;
-};
 
 // The operands and results of one problem on one rank. whole_x, gathered: AllGather only; whole_x is
 // what gathered has to become.
@@ -375,7 +360,12 @@ class VirtualRanks {
       check_cuda(cudaMemcpy(&num_events, rank.trace.num_events, sizeof(num_events),
                             cudaMemcpyDeviceToHost),
                  "reading a trace");
-      std::vector<TraceEvent> events(std::min(num_events, kCapacity));
+      if (num_events > kCapacity) {
+        throw std::runtime_error("the call has " + std::to_string(num_events) +
+                                 " events; at most " + std::to_string(kCapacity) +
+                                 " of a rank can be traced");
+      }
+      std::vector<TraceEvent> events(num_events);
       check_cuda(cudaMemcpy(events.data(), rank.trace.events, events.size() * sizeof(TraceEvent),
                             cudaMemcpyDeviceToHost),
                  "reading a trace");
@@ -428,8 +418,9 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
                       ": must be in 1..8, on at least one device");
   }
   for (const VirtualProblem& problem : request.problems) {
-    if (problem.num_batches < 1 || problem.schedule.tile_m < 1 || problem.schedule.tile_n < 1) {
-      throw InvalidCall("problems: num_batches, tile_m and tile_n must be positive");
+    if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.num_batches < 1 ||
+        problem.schedule.tile_m < 1 || problem.schedule.tile_n < 1) {
+      throw InvalidCall("problems: m, n, k, num_batches, tile_m and tile_n must be positive");
     }
   }
   if (request.problems.empty()) throw InvalidCall("problems: there must be at least one");

@@ -1,7 +1,7 @@
-// The communication role of AllReduce and ReduceScatter: sum the partials of the tiles that this rank
+// The communication role of AllReduce and ReduceScatter: sum the partials of the items that this rank
 // owns, in rank order and in float32, and store the sum to every rank's output (AllReduce) or to the
 // own one. It is played by spare warps of the CTAs that compute, by whole communication CTAs, and by
-// every warp that has run out of tiles.
+// every warp that has run out of items.
 #pragma once
 
 #include "kernels/shared_storage.cuh"

@@ -145,8 +145,8 @@ __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params,
                                      rank, params.blocks, kTileM),
                      item);
   }
-  TilePlace place = allreduce_place(item.tile_idx, params.num_tiles_n, params.raster, num_ranks,
-                                    params.blocks, kTileM);
+  TilePlace place =
+      allreduce_place(item.tile_idx, params.num_tiles_n, params.raster, params.blocks, kTileM);
   place.owner = tile_owner(item_idx, num_ranks);
   place.slot = tile_slot(item_idx, num_ranks);
   return take_half(params, place, item);

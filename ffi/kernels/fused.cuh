@@ -2,7 +2,8 @@
 //
 // Progress does not depend on how many CTAs are resident: roles are dealt by arrival and work by
 // counters, there is no barrier across the grid, and whoever waits, waits only for work that a
-// resident CTA is already doing or that a peer's kernel does without waiting for this one.
+// resident CTA is already doing, or that a peer's kernel does with no more of this one than it has by
+// then.
 //
 // Every wait of ours ends at the deadline (peer/signal.cuh). The waits inside CUTLASS's operand pipeline
 // do not, but they are for warps of the same CTA, and whatever those wait for themselves is bounded.

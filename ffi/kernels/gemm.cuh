@@ -3,7 +3,6 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "kernels/gather.cuh"
 #include "kernels/shared_storage.cuh"
 #include "ptx/bulk_copy.cuh"
 
@@ -129,7 +128,7 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
   drain(narrow);
 }
 
-// All CTAs finish a wave of tiles at the same time. A burst of pushes would fill the queues of the
+// All CTAs finish a wave of items at the same time. A burst of pushes would fill the queues of the
 // links, and the mainloop's own loads would wait behind it; so each push waits for its turn within
 // the time that the next item takes, the same turn on every rank.
 template <class Config>
@@ -150,7 +149,7 @@ __device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int
 // AllReduce, ReduceScatter: sends an item from the store buffer to its slot on the owner, then says
 // so. `last`: no item follows on this CTA, so nothing is gained by pacing. One thread.
 template <class Config>
-__device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
+__device__ __forceinline__ void push_item(const FusedParams<Config>& params,
                                           const unsigned char* buffer, uint64_t* buffer_empty,
                                           const TilePlace& place, uint64_t epoch, bool last) {
   constexpr uint32_t kPacedBytes = 4096;
@@ -173,7 +172,7 @@ __device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
   }
   ptx::bulk_wait_source_read();
   ptx::mbarrier_arrive(buffer_empty);
-  // Only now is the tile in the owner's memory: `.read` above said nothing of the destination. The
+  // Only now is the item in the owner's memory: `.read` above said nothing of the destination. The
   // proxy fence orders the copies (async proxy) before the release (generic proxy), the release
   // orders them before the epoch for whoever acquires it at system scope.
   ptx::bulk_wait_complete();
@@ -182,9 +181,9 @@ __device__ __forceinline__ void push_tile(const FusedParams<Config>& params,
                             epoch);
 }
 
-// AllGather: stores a tile to the output, cut off at the end of its block of rows. One thread.
+// AllGather: stores an item to the output, cut off at the end of its block of rows. One thread.
 template <class Config>
-__device__ __forceinline__ void store_tile(const FusedParams<Config>& params,
+__device__ __forceinline__ void store_item(const FusedParams<Config>& params,
                                            const unsigned char* buffer, uint64_t* buffer_empty,
                                            const TilePlace& place) {
   const int block = place.output_row / params.blocks.block_rows;
@@ -211,7 +210,7 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
     wait_phase(window, &shared.buffer_full, item & 1);
     if (lane == 0) {
       if (params.op == Op::kAllGather) {
-        store_tile(params, shared.store_buffer, &shared.buffer_empty, work.place);
+        store_item(params, shared.store_buffer, &shared.buffer_empty, work.place);
       } else {
         // The next item is published long before this one is finished, since its loads run ahead.
         const TileWork& next = shared.work[(item + 1) % kWorkRing];
@@ -220,7 +219,7 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
         if (!last && work.place.owner != window.rank) {
           wait_turn(params, work.place.slot, next.place.narrow);
         }
-        push_tile(params, shared.store_buffer, &shared.buffer_empty, work.place, shared.epoch,
+        push_item(params, shared.store_buffer, &shared.buffer_empty, work.place, shared.epoch,
                   last);
       }
     }

@@ -3,8 +3,8 @@
 // entwine_jax/schedule/tile_order.py is the same in Python, and a test holds the two together.
 //
 // Every rank visits tiles of the same owners at the same time, and any `num_ranks` tiles that follow
-// each other have different owners (AllReduce, ReduceScatter); the tile rows of the other ranks take
-// turns (AllGather). So every link carries the same load at any time.
+// each other have different owners (AllReduce, and ReduceScatter up to a rank's own last ones); the tile
+// rows of the other ranks take turns (AllGather). So every link carries the same load at any time.
 #pragma once
 
 #ifdef __CUDACC__
@@ -88,6 +88,7 @@ ENTWINE_HOST_DEVICE TileItem tile_item(int item_idx, const TileItems& items) {
   return {items.num_whole + in_tail / 2, in_tail % 2, true};
 }
 
+// The next four count items, not tiles, where AllReduce deals out its output.
 ENTWINE_HOST_DEVICE int tile_owner(int tile_idx, int num_ranks) { return tile_idx % num_ranks; }
 
 // The position of a tile among the tiles of its owner.
@@ -121,17 +122,14 @@ ENTWINE_HOST_DEVICE RowInBlock row_in_block(int tile_m_idx, const RowBlocks& blo
   return {tile_m_idx / tiles_per_block, row, rows_left < tile_m ? rows_left : tile_m};
 }
 
+// Without the owner and the slot, which go by items.
 ENTWINE_HOST_DEVICE TilePlace allreduce_place(int tile_idx, int num_tiles_n, int raster,
-                                              int num_ranks, const RowBlocks& blocks, int tile_m) {
+                                              const RowBlocks& blocks, int tile_m) {
   const auto at = tile_coordinates(tile_idx, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
   const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
   const int first_row = batch * blocks.block_rows + row;
-  return {.tile_n_idx = at.tile_n_idx,
-          .rows = valid_rows,
-          .x_row = first_row,
-          .output_row = first_row,
-          .owner = tile_owner(tile_idx, num_ranks),
-          .slot = tile_slot(tile_idx, num_ranks)};
+  return {
+      .tile_n_idx = at.tile_n_idx, .rows = valid_rows, .x_row = first_row, .output_row = first_row};
 }
 
 // ReduceScatter: which of the owner's items comes at position `item_idx` on this rank. The owners

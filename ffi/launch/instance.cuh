@@ -115,6 +115,7 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .num_units = (layout.items.num_whole + layout.items.num_split) * units_of_tile,
       .slots_per_source = layout.slots_per_source,
       .slot_bytes = wide_tiles ? Wide::kTileBytes : Narrow::kTileBytes,
+      // A wave of them. With narrow tiles more is lost by all their sums coming at the end.
       .own_last = wide_tiles ? std::min(slots.num_slots, num_ctas) : 0,
       .num_tiles_n = layout.num_tiles_n,
       .num_k_tiles = ceil_div(static_cast<int>(call.k), kTileK),

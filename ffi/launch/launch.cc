@@ -85,9 +85,15 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
           schedule.rows_per_launch, "AllGather takes all rows in one launch");
 }
 
-// Slots and flags of one launch must fit.
+// Slots and flags of one launch must fit, and the numbers of its items and units into an int.
 void check_workspace(const Call& call, const Schedule& schedule, const PeerWindow& window,
                      const RowBlocks& blocks) {
+  // Of the whole output (AllReduce), or of one rank's rows.
+  const int64_t tiles = blocks.num_batches *
+                        ((blocks.rows + schedule.tile_m - 1) / schedule.tile_m) *
+                        ((call.n + schedule.tile_n - 1) / schedule.tile_n);
+  require(tiles < kMaxSize / kMaxRanks, "m", call.m,
+          "a launch takes fewer than 2^27 tiles of a rank");
   if (call.op == Op::kAllGather) {
     const int64_t pieces = int64_t{num_tile_rows(blocks, static_cast<int>(schedule.tile_m))} *
                            num_column_parts(static_cast<int>(call.k));
@@ -96,20 +102,13 @@ void check_workspace(const Call& call, const Schedule& schedule, const PeerWindo
                 " pieces of 128 rows and 2048 columns a rank");
     return;
   }
-  // Fewer items than this fit into any workspace, and their numbers into an int.
-  const int64_t rounds = blocks.num_batches *
-                         ((blocks.rows + schedule.tile_m - 1) / schedule.tile_m) *
-                         ((call.n + schedule.tile_n - 1) / schedule.tile_n);
   const int64_t tile_bytes = schedule.tile_m * schedule.tile_n * 2;
-  bool fits = rounds < kMaxSize / 2 / kMaxRanks;
-  if (fits) {
-    const int64_t slots =
-        item_layout(call.op, blocks, static_cast<int>(call.n), schedule, window.num_ranks)
-            .slots_per_source;
-    fits = slots <= window.max_slots &&
-           slots * window.num_ranks * tile_bytes <= static_cast<int64_t>(window.parity_bytes);
-  }
-  require(fits, "schedule.rows_per_launch", schedule.rows_per_launch,
+  const int64_t slots =
+      item_layout(call.op, blocks, static_cast<int>(call.n), schedule, window.num_ranks)
+          .slots_per_source;
+  require(slots <= window.max_slots &&
+              slots * window.num_ranks * tile_bytes <= static_cast<int64_t>(window.parity_bytes),
+          "schedule.rows_per_launch", schedule.rows_per_launch,
           "the slots of one launch do not fit into the workspace of " +
               std::to_string(2 * window.parity_bytes) + " bytes");
 }

@@ -7,10 +7,10 @@
 namespace entwine {
 
 enum class TraceKind : uint8_t {
-  kMainloop = 0,  // math warps multiply a tile
+  kMainloop = 0,  // math warps multiply an item
   kEpilogue = 1,  // they write it to the store buffer
-  kPush = 2,      // from the first store of a tile until all of it is in the peer's memory
-  kWait = 3,      // for the partials of a tile that is to be reduced
+  kPush = 2,      // from the first store of an item until all of it is in the owner's memory
+  kWait = 3,      // for the partials of an item that is to be reduced
   kReduce = 4,    // load, sum and forward one unit
   kSend = 5,      // AllGather: one unit of this rank's rows
   kWaitRows = 6,  // AllGather: for a piece of another rank's rows
@@ -22,7 +22,9 @@ enum class TraceKind : uint8_t {
 // entwine_jax/trace/events.py reads these 32 bytes.
 struct TraceEvent {
   uint64_t start_ns, end_ns;  // of this GPU's clock
-  int32_t tile;               // -1: none
+  // The item, by the count of its CTA (mainloop, epilogue) or by its slot (push, wait, reduce, pace);
+  // the tile row (send, wait for rows); -1: none.
+  int32_t tile;
   uint16_t rank, cta;
   uint8_t warp;
   TraceKind kind;

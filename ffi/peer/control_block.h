@@ -4,7 +4,7 @@
 // ------------|-------------------------------------------------------------|-----------|-----------
 // ready       | the peer's kernel of this epoch has started; its output (or | the peer  | the sender
 //             | its gathered x) is at this address                          |           |
-// tile_ready  | the source's partial of this tile lies in its slot          | the source| the owner
+// tile_ready  | the source's partial of this item lies in its slot          | the source| the owner
 // rows_ready  | this piece of the source's rows lies in the gathered x      | the source| the loader
 // arrived     | so many units have been stored to this rank's output        | owners    | the rank
 // next_*, exited, epoch, arrived_base, units_sent: counters of this rank alone
@@ -63,7 +63,7 @@ struct WaitFailure {
   uint32_t kind;  // WaitKind; 0: nothing failed
   int32_t rank;
   int32_t peer;
-  int32_t tile;
+  int32_t tile;  // the slot of an item, or a tile row of the peer; -1: neither
   uint64_t expected;
   uint64_t seen;
 };

@@ -67,7 +67,8 @@ __device__ __forceinline__ void wait_arrived(const PeerWindow& window, uint64_t 
 }
 
 // Waits for a phase of an mbarrier of this CTA. Only warps of the same CTA and its own copies
-// arrive there, so the deadline is passed only if one of them failed.
+// arrive there, so the deadline is passed only if one of them failed, or waited for peers for about
+// as long itself: then either may be the first to say so.
 __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint64_t* barrier,
                                            uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;

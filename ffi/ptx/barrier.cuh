@@ -1,4 +1,4 @@
-// mbarriers and named barriers: one instruction per function.
+// mbarriers: one instruction per function.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Bulk copies from shared to global memory (also a peer's): one instruction per function.
+// Bulk copies between shared and global memory (stores also to a peer's), and the store that fills their
+// source: one instruction per function.
 #pragma once
 
 #include <cstdint>
