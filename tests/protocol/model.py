@@ -13,8 +13,8 @@ A step either cannot happen yet (a wait), or it happens; if it must not happen, 
 ProtocolError. Breaking a rule of the protocol (Rule) changes the scripts, and the explorer must
 then find an error: otherwise the rule would not be needed, or the model could not see it.
 
-Not in the model: halves and units of tiles (a tile stands for any of them), the order in which counters deal
-out the work, and how many CTAs are resident.
+Not in the model: halves and units of tiles (a tile stands for any of them), the order in which
+counters deal out the work, and how many CTAs are resident.
 """
 
 import enum
