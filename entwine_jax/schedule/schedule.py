@@ -12,8 +12,8 @@ class Schedule:
 
     Attributes:
         tile_m: rows of an output tile; 128.
-        tile_n: columns of an output tile; 256 (both math warpgroups on one tile) or 128 (one tile
-            each, which halves the traffic of the last wave).
+        tile_n: columns of an output tile, 256 or 128. Narrow tiles multiply at a lower rate, but
+            leave half as much to be sent after the last wave.
         num_comm_ctas: CTAs that only reduce and forward, 0 to 64. Each takes one SM.
         num_spare_warps: warps of every GEMM CTA that reduce and forward, 0 to 2. Where this and
             num_comm_ctas are both 0, the warps that have run out of tiles do it all.
