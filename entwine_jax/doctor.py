@@ -8,6 +8,7 @@ import jax
 
 from entwine_jax import configuration, measured, runtime
 from entwine_jax.schedule import document, hardware
+from entwine_jax.schedule.candidates import MIN_RANKS
 from entwine_jax.version import __version__
 
 
@@ -32,8 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints every check; returns 0 if the fused kernel can run, 1 if calls run as plain lax.
 
-    With --measure it also returns 1 where times make no sense; nothing is written then.
+    With --measure it also returns 1 where times make no sense; nothing is written then. Returns 2
+    for a wrong argument.
     """
+    if args.ranks is not None and args.ranks < MIN_RANKS:
+        print(f"doctor: --ranks {args.ranks}: must be {MIN_RANKS} or more", file=sys.stderr)
+        return 2
+    if args.output is not None and not args.measure:
+        print("doctor: --output: only --measure writes a file", file=sys.stderr)
+        return 2
     print(f"entwine_jax {__version__}")
     checks = list(runtime.checks(args.ranks))
     for check in checks:
@@ -49,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         else "Calls run as plain lax here, with the same results."
     )
     if not available:
+        if args.measure:
+            print("doctor: no profile was measured", file=sys.stderr)
         return 1
     return _measure(args.ranks, args.output) if args.measure else 0
 

@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from pathlib import Path
 
+from entwine_jax.argument_types import output_file
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 from entwine_jax.selection import explain
@@ -12,19 +12,27 @@ from entwine_jax.selection import explain
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     add_problem_arguments(parser)
-    parser.add_argument("--slot-mib", type=int, default=DEFAULT_SLOT_BYTES // 2**20, metavar="MIB")
+    parser.add_argument(
+        "--slot-mib",
+        type=int,
+        default=DEFAULT_SLOT_BYTES // 2**20,
+        metavar="MIB",
+        help="workspace of the device group on each GPU (default: %(default)s)",
+    )
     parser.add_argument(
         "--plot",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="draw the simulated timeline, and the cost against the number of communication CTAs",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status."""
+    """Runs the command; returns 0, or 2 for a wrong argument."""
     slot_bytes = args.slot_mib * 2**20
     try:
+        if slot_bytes < 0:
+            raise ValueError(f"--slot-mib {args.slot_mib}: must be 0 or more")
         explanation = explain(problem_of(args), slot_bytes=slot_bytes, override=args.schedule)
         print(explanation)
         if args.plot is not None:

@@ -26,10 +26,8 @@ from jax.interpreters import mlir
 
 from entwine_jax import configuration, reference, runtime, selection, workspace
 from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.schedule.candidates import ALIGNMENT, FUSED_DTYPES, MAX_RANKS, MIN_RANKS
 from entwine_jax.version import CALL_VERSION
-
-FUSED_DTYPES = ("bfloat16", "float16")
-ALIGNMENT = 8  # elements: rows of x, w and y start on 16 bytes, as TMA requires
 
 _log = logging.getLogger("entwine_jax")
 
@@ -68,8 +66,8 @@ def why_lax(
         return f"nothing to multiply: m={m}, n={n}, k={k}"
     if n % ALIGNMENT or k % ALIGNMENT:
         return f"local n={n} and k={k} must be multiples of {ALIGNMENT}"
-    if not runtime.MIN_RANKS <= num_ranks <= runtime.MAX_RANKS:
-        return f"{num_ranks} ranks, but it takes {runtime.MIN_RANKS} to {runtime.MAX_RANKS}"
+    if not MIN_RANKS <= num_ranks <= MAX_RANKS:
+        return f"{num_ranks} ranks, but it takes {MIN_RANKS} to {MAX_RANKS}"
     return runtime.why_unavailable(num_ranks)
 
 

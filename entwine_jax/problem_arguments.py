@@ -2,6 +2,7 @@
 
 import argparse
 
+from entwine_jax.argument_types import parsed_by
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.hardware import PROFILES
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, ITEM_BYTES, OPS, REDUCESCATTER
@@ -11,15 +12,22 @@ OP_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER} | {op: op for
 
 def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that `problem_of` reads, and `--schedule`."""
-    parser.add_argument("--op", choices=sorted(OP_NAMES), default="ar", help="default: ar")
+    parser.add_argument("--op", choices=OP_NAMES, default="ar", help="default: ar")
     parser.add_argument("--m", type=int, required=True, help="rows of x (of the gathered x)")
     parser.add_argument("--n", type=int, required=True, help="columns of w before sharding")
     parser.add_argument("--k", type=int, required=True, help="contracted size before sharding")
     parser.add_argument("--ranks", type=int, required=True, help="GPUs that work together")
-    parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bfloat16")
-    parser.add_argument("--hardware", choices=sorted(PROFILES), default=H200.name)
     parser.add_argument(
-        "--schedule", type=Schedule.from_text, metavar="FIELD=VALUE,...", help="take this one"
+        "--dtype", choices=ITEM_BYTES, default="bfloat16", help="of all arrays (default: bfloat16)"
+    )
+    parser.add_argument(
+        "--hardware", choices=PROFILES, default=H200.name, help=f"GPU model (default: {H200.name})"
+    )
+    parser.add_argument(
+        "--schedule",
+        type=parsed_by(Schedule.from_text),
+        metavar="FIELD=VALUE,...",
+        help="take this schedule instead of the selector's choice, as in tile_n=128,raster=8",
     )
 
 

@@ -31,6 +31,33 @@ def test_explain(capsys):
     assert "because" in capsys.readouterr().out
 
 
+SIZES = ["--m=8192", "--n=8192", "--k=8192", "--ranks=2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "--shapes", "wide"], "shape 'wide': must be three ints, as in"),
+        (["tune", "--shapes", "1,2"], "shape '1,2': must be three ints, as in"),
+        (["bench", "--schedule", "tile_n=64"], "tile_n = 64"),
+        (["explain", *SIZES, "--schedule", "x=1"], "schedule field 'x': must be one of"),
+        (["explain", *SIZES, "--plot", "nowhere/a.png"], "there is no folder 'nowhere'"),
+        (["trace", *SIZES, "--perfetto", "nowhere/a.json"], "there is no folder 'nowhere'"),
+        (["trace", *SIZES, "--plot", "."], "'.' is a folder"),
+        (["bench", "--json", "nowhere/a.json"], "there is no folder 'nowhere'"),
+        (["bench", "--csv", "nowhere/a.csv"], "there is no folder 'nowhere'"),
+        (["bench", "--markdown", "nowhere.md"], "'nowhere.md' is not a file"),
+    ],
+)
+def test_wrong_values_are_explained_before_anything_runs(argv, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command_line.main(argv)
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
 @pytest.mark.parametrize("argv", [[], ["nope"], ["doctor", "--nope"]])
 def test_wrong_usage(argv, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -55,8 +55,9 @@ def test_command_prints_the_explanation(capsys):
 def test_command_refuses_wrong_arguments(capsys):
     assert main(["explain", "--m", "1", "--n", "8", "--k", "9", "--ranks", "2"]) == 2
     assert "must be a multiple of num_ranks = 2" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["explain", "--m", "1", "--n", "8", "--k", "8", "--ranks", "2", "--schedule", "x=1"])
+    sizes = ["--m", "1", "--n", "8", "--k", "8", "--ranks", "2"]
+    assert main(["explain", *sizes, "--slot-mib", "-1"]) == 2
+    assert "--slot-mib -1: must be 0 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,22 @@ def test_command_writes_nothing_that_makes_no_sense(doctor, us, tmp_path, capsys
 
 def test_command_does_not_measure_where_the_kernel_cannot_run(capsys):
     assert main(["doctor", "--measure"]) == 1
-    assert "plain lax" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "plain lax" in printed.out
+    assert "doctor: no profile was measured" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "1"], "--ranks 1: must be 2 or more"),
+        (["--measure", "--ranks", "0"], "--ranks 0: must be 2 or more"),
+        (["--output", "profile.json"], "--output: only --measure writes a file"),
+    ],
+)
+def test_command_refuses_wrong_arguments(arguments, message, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -229,7 +229,8 @@ def test_figures_name_the_extra_that_is_missing(monkeypatch, tmp_path, capsys):
 
 def test_explain_plots_the_timeline_and_the_costs(tmp_path, capsys):
     plot = tmp_path / "explain.png"
-    assert main(["explain", *SIZES, "--plot", str(plot)]) == 0
+    in_halves = ["--schedule", "narrow_tail=8"]  # only tiles of 256 columns have them
+    assert main(["explain", *SIZES, *in_halves, "--plot", str(plot)]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert main(["explain", "--m=8", "--n=9", "--k=8", "--ranks=2", "--plot", str(plot)]) == 2
     assert "nothing to draw: n = 9" in capsys.readouterr().err
@@ -244,8 +245,11 @@ def test_costs_are_drawn_for_every_number_of_communication_ctas():
     from entwine_jax.trace import figures
 
     axes = Figure().subplots()
-    figures._draw_costs(axes, explain(PROBLEM), Schedule(), DEFAULT_SLOT_BYTES)
+    halves = Schedule(narrow_tail=8)
+    figures._draw_costs(axes, explain(PROBLEM), halves, DEFAULT_SLOT_BYTES)
     model, simulated = axes.get_lines()[:2]
     assert tuple(model.get_xdata()) == figures.COMM_CTAS_DRAWN
+    # Halves are the schedule's own; what stands beside it has whole tiles.
+    assert model.get_ydata()[0] == predict(PROBLEM, halves).total_us
     assert model.get_ydata()[2] == predict(PROBLEM, Schedule(num_comm_ctas=4)).total_us
     assert simulated.get_ydata()[2] == simulate(PROBLEM, Schedule(num_comm_ctas=4)).total_us

@@ -283,7 +283,9 @@ def test_command_does_not_overwrite_what_it_cannot_read(tune, tmp_path, capsys):
         (["--shapes", ";"], "at least one shape"),
         (["--shapes", "8,8,30"], "k must be a multiple of the 4 ranks"),
         (["--shapes", "8,9,64"], "n = 9: must be a multiple of 8"),
-        (["--ranks", "1"], "nothing to reduce"),
+        (["--ranks", "1"], "--ranks 1 (default: all devices): must be 2 or more"),
+        (["--ranks", "0"], "--ranks 0 "),
+        (["--ranks", "-1"], "--ranks -1 "),
     ],
 )
 def test_command_refuses_wrong_arguments(tune, arguments, message, capsys):

@@ -81,7 +81,9 @@ def _parse_shape(text: str) -> Shape:
     try:
         shape = Shape(*(int(size) for size in text.split(",")))
     except (TypeError, ValueError):
-        raise ValueError(f"shape {text!r}: must be three ints, as in 4096,8192,28672") from None
+        raise ValueError(
+            f"shape {text!r}: must be three ints, as in 4096,8192,28672, or {', '.join(NAMED)}"
+        ) from None
     if min(shape) < 1:
         raise ValueError(f"shape {text!r}: sizes must be 1 or more")
     return shape

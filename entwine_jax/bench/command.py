@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 import jax
 
+from entwine_jax.argument_types import existing_file, output_file, parsed_by
 from entwine_jax.bench import programs, report
 from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
@@ -27,30 +27,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shapes",
-        type=parse_shapes,
+        type=parsed_by(parse_shapes),
         metavar="M,N,K;...",
-        help="global shapes, for ag with x [m / P, n] and w [n, k / P] (default: a suite of "
-        "transformer projections)",
+        help="global shapes, for ag with x [m / P, n] and w [n, k / P], or the lists core, suite "
+        "and held-out (default: suite for ar, core for rs and ag)",
     )
     parser.add_argument("--ranks", type=int, help="devices (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
     parser.add_argument(
         "--calls", type=int, default=32, help="calls of a dispatch, at least (default: 32)"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], help=f"of all arrays (default: {DTYPES[0]})"
+    )
     parser.add_argument(
         "--schedule",
-        type=Schedule.from_text,
+        type=parsed_by(Schedule.from_text),
         metavar="FIELD=VALUE,...",
         help="take this schedule instead of the selector's choice",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare with float64")
     parser.add_argument("--seed", type=int, default=0, help="of inputs, sample and order")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a line for each shape")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything as JSON")
+    parser.add_argument(
+        "--csv", type=output_file, metavar="FILE", help="write a line for each shape"
+    )
     parser.add_argument(
         "--markdown",
-        type=Path,
+        type=existing_file,
         metavar="FILE",
         help="put the table between the markers of FILE, such as README.md",
     )

@@ -8,7 +8,7 @@ from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Pr
 from entwine_jax.schedule.schedule import Schedule
 
 FUSED_DTYPES = ("bfloat16", "float16")
-MAX_RANKS = 8
+MIN_RANKS, MAX_RANKS = 2, 8
 
 # Rows of bf16 must start at multiples of 16 bytes for the tensor memory accelerator.
 ALIGNMENT = 8
@@ -48,10 +48,10 @@ def ceil_div(value: int, divisor: int) -> int:
 
 def why_not_fusible(problem: Problem) -> str | None:
     """Why no schedule of the fused kernel can run this problem; None where some can."""
-    if problem.num_ranks < 2:
+    if problem.num_ranks < MIN_RANKS:
         return "num_ranks = 1: there is nothing to reduce or to gather"
     if problem.num_ranks > MAX_RANKS:
-        return f"num_ranks = {problem.num_ranks}: the kernel takes 2 to {MAX_RANKS}"
+        return f"num_ranks = {problem.num_ranks}: the kernel takes {MIN_RANKS} to {MAX_RANKS}"
     if problem.dtype not in FUSED_DTYPES:
         return f"dtype = {problem.dtype}: the kernel takes {' and '.join(FUSED_DTYPES)}"
     n_name, k_name = ("n local", "k") if problem.op == ALLGATHER else ("n", "k local")

@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 
+from entwine_jax.argument_types import output_file
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.simulate import simulate
@@ -19,10 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     add_problem_arguments(parser)
     parser.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="write a trace for https://ui.perfetto.dev"
+        "--perfetto",
+        type=output_file,
+        metavar="FILE",
+        help="write a trace for https://ui.perfetto.dev",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw measured and simulated side by side"
+        "--plot", type=output_file, metavar="FILE", help="draw measured and simulated side by side"
     )
     parser.add_argument(
         "--simulate", action="store_true", help="only the simulation: needs no GPU, up to 72 ranks"

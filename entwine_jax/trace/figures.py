@@ -87,9 +87,8 @@ def draw_explanation(path: Path, explanation: Explanation, slot_bytes: int) -> N
 def _draw_costs(axes: Axes, explanation: Explanation, schedule: Schedule, slot_bytes: int) -> None:
     problem = explanation.problem
     for tile_n in (256, 128):
-        of_tile = replace(schedule, tile_n=tile_n, rows_per_launch=0)
         runs = [
-            fit(problem, replace(of_tile, num_comm_ctas=number), slot_bytes)
+            fit(problem, _neighbour(schedule, tile_n, number), slot_bytes)
             for number in COMM_CTAS_DRAWN
         ]
         fused = [run for run in runs if not isinstance(run, Rejection)]
@@ -106,6 +105,18 @@ def _draw_costs(axes: Axes, explanation: Explanation, schedule: Schedule, slot_b
     axes.set_xlabel("communication CTAs")
     axes.set_ylabel("us")
     axes.legend(fontsize=8)
+
+
+def _neighbour(schedule: Schedule, tile_n: int, num_comm_ctas: int) -> Schedule:
+    """The schedule with these two in their place; its halves are for its own tiles and waves."""
+    own = (tile_n, num_comm_ctas) == (schedule.tile_n, schedule.num_comm_ctas)
+    return replace(
+        schedule,
+        tile_n=tile_n,
+        num_comm_ctas=num_comm_ctas,
+        narrow_tail=schedule.narrow_tail if own else 0,
+        rows_per_launch=0,
+    )
 
 
 def _draw_timeline(axes: Axes, title: str, events: np.ndarray) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from entwine_jax.schedule.simulate_rank import NUM_WARPS
 from entwine_jax.schedule.timeline import Kind
-
-# Tracks of one process are the warps of all CTAs of a rank.
-WARPS_OF_A_CTA = 12
 
 
 def write(path: Path, timelines: Mapping[str, np.ndarray]) -> None:
@@ -25,13 +23,14 @@ def write(path: Path, timelines: Mapping[str, np.ndarray]) -> None:
 def trace_events_of(events: np.ndarray, name: str, first_process: int) -> list[dict[str, Any]]:
     """The names of the tracks, then one complete event ("X", times in us) for each event."""
     process = first_process + events["rank"].astype(np.int64)
-    thread = events["cta"].astype(np.int64) * WARPS_OF_A_CTA + events["warp"]
+    # Tracks of one process are the warps of all CTAs of a rank.
+    thread = events["cta"].astype(np.int64) * NUM_WARPS + events["warp"]
     trace_events: list[dict[str, Any]] = []
     for pid in np.unique(process).tolist():
         label = {"name": f"{name}, rank {pid - first_process}"}
         trace_events.append({"ph": "M", "name": "process_name", "pid": pid, "args": label})
     for pid, tid in np.unique(np.stack([process, thread]), axis=1).T.tolist():
-        cta, warp = divmod(tid, WARPS_OF_A_CTA)
+        cta, warp = divmod(tid, NUM_WARPS)
         label = {"name": f"CTA {cta}, warp {warp}"}
         trace_events.append(
             {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": label}

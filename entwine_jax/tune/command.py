@@ -9,12 +9,13 @@ from pathlib import Path
 import jax
 
 from entwine_jax import measured, runtime, selection
+from entwine_jax.argument_types import parsed_by
 from entwine_jax.bench.cases import parse_shapes
 from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.bench.ops import OPS
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
-from entwine_jax.schedule.candidates import FUSED_DTYPES, tuning_candidates
+from entwine_jax.schedule.candidates import FUSED_DTYPES, MIN_RANKS, tuning_candidates
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 from entwine_jax.schedule.table import Key
@@ -36,14 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shapes",
-        type=parse_shapes,
+        type=parsed_by(parse_shapes),
         default="suite",
         metavar="M,N,K;...",
         help="global shapes as bench takes them, or the lists core, suite and held-out "
         "(default: suite)",
     )
     parser.add_argument("--ranks", type=int, help="GPUs (default: all)")
-    parser.add_argument("--dtype", choices=FUSED_DTYPES, default=FUSED_DTYPES[0])
+    parser.add_argument(
+        "--dtype",
+        choices=FUSED_DTYPES,
+        default=FUSED_DTYPES[0],
+        help=f"of all arrays (default: {FUSED_DTYPES[0]})",
+    )
     parser.add_argument(
         "--candidates",
         type=int,
@@ -103,6 +109,8 @@ def _problems(args: argparse.Namespace, num_ranks: int) -> list[Problem]:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name} {value}: must be greater than 0")
+    if num_ranks < MIN_RANKS:
+        raise ValueError(f"--ranks {num_ranks} (default: all devices): must be 2 or more")
     if not args.shapes:
         raise ValueError("--shapes: must hold at least one shape")
     op = OPS[args.op]
