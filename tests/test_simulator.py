@@ -155,30 +155,29 @@ def test_a_faster_link_never_costs_time(op, shape):
     assert times[0] >= slow.wire_bytes / 50e3
 
 
-# Measured us of the fused kernel, from the README's tables: (op, ranks, shape, tile_n, us).
+# Measured us of the AllReduce, from the README's tables: (ranks, shape, schedule, us).
 MEASURED = [
-    (ALLREDUCE, 2, CORE[0], 256, 2887.0),
-    (ALLREDUCE, 2, CORE[1], 256, 873.5),
-    (ALLREDUCE, 2, CORE[2], 256, 1465.0),
-    (ALLREDUCE, 2, CORE[3], 256, 386.7),
-    (ALLREDUCE, 2, CORE[4], 256, 749.8),
-    (ALLREDUCE, 2, CORE[5], 128, 129.2),
-    (ALLREDUCE, 2, CORE[6], 128, 211.6),
-    (ALLREDUCE, 4, CORE[0], 256, 1504.1),
-    (ALLREDUCE, 4, CORE[1], 256, 624.1),
-    (ALLREDUCE, 4, CORE[2], 256, 726.2),
-    (ALLREDUCE, 4, CORE[3], 128, 223.1),
-    (ALLREDUCE, 4, CORE[4], 256, 401.8),
-    (ALLREDUCE, 4, CORE[5], 128, 102.0),
-    (ALLREDUCE, 4, CORE[6], 128, 129.7),
+    (2, CORE[0], WIDE, 2922.3),
+    (2, CORE[1], WIDE, 873.2),
+    (2, CORE[2], Schedule(narrow_tail=100), 1431.2),
+    (2, CORE[3], Schedule(narrow_tail=116), 369.7),
+    (2, CORE[4], Schedule(narrow_tail=116), 746.9),
+    (2, CORE[5], Schedule(narrow_tail=124), 128.1),
+    (2, CORE[6], NARROW, 211.4),
+    (4, CORE[0], WIDE, 1504.1),
+    (4, CORE[1], WIDE, 624.1),
+    (4, CORE[2], WIDE, 726.2),
+    (4, CORE[3], NARROW, 223.1),
+    (4, CORE[4], WIDE, 401.8),
+    (4, CORE[5], NARROW, 102.0),
+    (4, CORE[6], NARROW, 129.7),
 ]
 
 
-@pytest.mark.parametrize(("op", "num_ranks", "shape", "tile_n", "measured_us"), MEASURED)
-def test_is_within_ten_percent_of_the_measurements(op, num_ranks, shape, tile_n, measured_us):
-    problem = suite_problem(op, shape, num_ranks)
-    simulated_us = simulate(problem, Schedule(tile_n=tile_n)).total_us
-    assert simulated_us == pytest.approx(measured_us, rel=0.1)
+@pytest.mark.parametrize(("num_ranks", "shape", "schedule", "measured_us"), MEASURED)
+def test_is_within_ten_percent_of_the_measurements(num_ranks, shape, schedule, measured_us):
+    problem = suite_problem(ALLREDUCE, shape, num_ranks)
+    assert simulate(problem, schedule).total_us == pytest.approx(measured_us, rel=0.1)
 
 
 # The cost model knows nothing of loads that queue behind stores. For the all-gather of few rows it
@@ -284,7 +283,7 @@ def test_refuses_what_cannot_be_simulated(change, schedule, ranks, message):
 def test_2048_tiles_on_8_ranks_take_under_two_seconds(op):
     problem = Problem(op=op, m=8192, n=8192 * 8 if op == ALLGATHER else 8192, k=8192, num_ranks=8)
     times = []
-    for _ in range(3):
+    while len(times) < 3 and min(times, default=2.0) >= 2.0:  # a machine may be busy at times
         begin = time.process_time()
         simulation = simulate(problem, WIDE)
         times.append(time.process_time() - begin)

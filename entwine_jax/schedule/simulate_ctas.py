@@ -17,7 +17,6 @@ from entwine_jax.schedule.simulate_rank import (
 )
 from entwine_jax.schedule.simulate_rates import (
     COMPLETION_US,
-    NUM_TURNS,
     PACED_PUSH_GB_S,
     PUSH_GB_S,
     SLOWDOWN,
@@ -177,7 +176,8 @@ class ComputeCta(Cta):
             # Spread over the time of the next tile, which is under way.
             assert self._tile is not None
             spread_us = self.rank.tiles[self._tile].spread_us
-            turn_us = spread_us * (self.rank.tiles[finished.tile].slot % NUM_TURNS) / NUM_TURNS
+            num_turns = self.rank.world.rates.num_turns
+            turn_us = spread_us * (self.rank.tiles[finished.tile].slot % num_turns) / num_turns
         start = free_us + turn_us
         if turn_us:
             self.rank.record(Kind.PACE, free_us, start, finished.tile, self.index, PUSH_WARP)

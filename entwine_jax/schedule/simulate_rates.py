@@ -23,7 +23,6 @@ TILE_K = 64
 UNIT_BYTES = 4096
 STAGING_BYTES = 16384  # what a sender of rows holds at a time
 ROWS_PER_SEND = STAGING_BYTES // (2 * GATHER_COLUMNS)
-NUM_TURNS = 32
 FLOPS_PER_CYCLE = 4096
 PANEL_COLUMNS = 64
 
@@ -64,6 +63,8 @@ class Rates:
     link_bytes_per_us: float
     flag_us: float
     epilogue_us: float
+    num_turns: int
+    """Of the paced pushes: one for each slot of an owner that one wave of items fills."""
     reduce_us: tuple[float, float]
     """Of a unit: without and with all SMs multiplying."""
 
@@ -78,6 +79,7 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
         link_bytes_per_us=hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S * link_factor,
         flag_us=hardware.flag_latency_us,
         epilogue_us=EPILOGUE_US,
+        num_turns=ceil_div(hardware.num_sms, num_ranks),
         reduce_us=(
             REDUCE_US + REDUCE_US_PER_RANK * num_ranks,
             BUSY_REDUCE_US + BUSY_REDUCE_US_PER_RANK * num_ranks,
