@@ -1,0 +1,115 @@
+"""The communication role of the AllReduce and the ReduceScatter: reduce, and forward."""
+
+from typing import NamedTuple
+
+from entwine_jax.schedule.simulate_links import Message
+from entwine_jax.schedule.simulate_rank import Cta, Rank
+from entwine_jax.schedule.timeline import Kind
+
+
+class Warps(NamedTuple):
+    """Neighbouring warps of a CTA, each with a unit of the same tile, since a time."""
+
+    cta: Cta
+    first: int
+    num: int
+    since_us: float
+
+
+class Reduction:
+    """Warps take units of this rank's tiles in order and wait for the partials of all ranks."""
+
+    def __init__(self, rank: Rank, tile_of_slot: list[int], forwards: bool):
+        self._rank = rank
+        self._tile_of_slot = tile_of_slot
+        self._next_slot = 0
+        self._units_left = self._units_of(0)
+        self._num_partials = [0] * len(tile_of_slot)
+        self._ready_us = [0.0] * len(tile_of_slot)
+        self._is_ready = [False] * len(tile_of_slot)
+        self._waiting: list[list[Warps]] = [[] for _ in tile_of_slot]
+        num_ranks = len(rank.world.ranks)
+        self._peers = [(rank.index + i) % num_ranks for i in range(1, num_ranks)]
+        self._forwards = forwards
+
+    def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
+        """Each warp claims the next unit, and goes on with it if its tile is there."""
+        self._claim(now, [Warps(cta, first_warp, num_warps, now)])
+
+    def _claim(self, now: float, group: list[Warps]) -> None:
+        begun: dict[int, list[Warps]] = {}
+        for cta, first, num_left, _ in group:
+            end = first + num_left
+            while first < end:
+                slot = self._next_slot
+                if slot == len(self._tile_of_slot):
+                    self._rank.retire(now, cta, end - first)
+                    break
+                num = min(end - first, self._units_left)
+                self._units_left -= num
+                if self._units_left == 0:
+                    self._next_slot += 1
+                    self._units_left = self._units_of(self._next_slot)
+                warps = Warps(cta, first, num, now)
+                if self._is_ready[slot]:
+                    begun.setdefault(slot, []).append(warps)
+                else:
+                    self._waiting[slot].append(warps)
+                first += num
+        for slot, warps in begun.items():
+            self._reduce(now, slot, warps)
+
+    def _units_of(self, slot: int) -> int:
+        tiles = self._tile_of_slot
+        return self._rank.tiles[tiles[slot]].num_units if slot < len(tiles) else 0
+
+    def partial_ready(self, slot: int, ready_us: float) -> None:
+        """One rank's partial of a tile will be here at this time."""
+        self._num_partials[slot] += 1
+        self._ready_us[slot] = max(self._ready_us[slot], ready_us)
+        if self._num_partials[slot] == len(self._rank.world.ranks):
+            self._rank.world.events.at(self._ready_us[slot], self._tile_ready, slot)
+
+    def _tile_ready(self, now: float, slot: int) -> None:
+        self._is_ready[slot] = True
+        waiting, self._waiting[slot] = self._waiting[slot], []
+        tile = self._tile_of_slot[slot]
+        for warps in waiting:
+            for warp in range(warps.first, warps.first + warps.num):
+                self._rank.record(Kind.WAIT, warps.since_us, now, tile, warps.cta.index, warp)
+        if waiting:
+            self._reduce(now, slot, waiting)
+
+    def _reduce(self, now: float, slot: int, group: list[Warps]) -> None:
+        rank = self._rank
+        stored_us = now + rank.busy(rank.world.rates.reduce_us)
+        rank.world.events.at(stored_us, self._forward, now, slot, group)
+
+    def _forward(self, now: float, start: float, slot: int, group: list[Warps]) -> None:
+        if not self._forwards:
+            self._finish(start, now, now, slot, group)
+            return
+        tile = self._rank.tiles[self._tile_of_slot[slot]]
+        num_units = 0
+        for warps in group:
+            num_units += warps.num
+        num_bytes = tile.valid_bytes / tile.num_units * num_units
+        self._rank.world.links.send(
+            now,
+            self._rank.index,
+            Message(
+                self._peers,
+                num_bytes,
+                lambda left, arrived: self._finish(start, max(now, left), arrived, slot, group),
+            ),
+        )
+
+    def _finish(
+        self, start: float, end: float, arrived: float, slot: int, group: list[Warps]
+    ) -> None:
+        tile, record = self._tile_of_slot[slot], self._rank.record
+        for cta, first, num, _ in group:
+            record(Kind.REDUCE, start, end, tile, cta.index, first, num)
+            cta.num_units += num
+            cta.last_arrival_us = max(cta.last_arrival_us, arrived)
+        self._rank.world.events.at(end, self._claim, group)

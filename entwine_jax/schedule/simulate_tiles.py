@@ -1,0 +1,103 @@
+"""What each rank of a simulated launch computes, in the order of `tile_order`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from entwine_jax.schedule.candidates import ceil_div, num_tiles
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
+from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.simulate_rank import Tile
+from entwine_jax.schedule.simulate_rates import PANEL_COLUMNS, UNIT_BYTES, mainloop_us, spread_us
+from entwine_jax.schedule.tile_order import (
+    TileItem,
+    allgather_place,
+    num_items,
+    owned_tile,
+    reducescatter_place,
+    reducescatter_turn,
+    tile_coordinates,
+    tile_item,
+    tile_owner,
+    tile_slot,
+)
+
+
+def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
+    """The tiles and half tiles of one rank in the order in which it visits them."""
+    tile_m, tile_n, raster = schedule.tile_m, schedule.tile_n, schedule.raster
+    num_ranks, num_batches, block_rows = problem.num_ranks, problem.num_batches, problem.block_rows
+    num_tiles_n = ceil_div(problem.n_local, tile_n)
+    num_tiles_m = problem.num_blocks * ceil_div(block_rows, tile_m)
+    times = {
+        narrow: (mainloop_us(problem, shape), spread_us(problem, shape))
+        for narrow, shape in (
+            (False, schedule),
+            (True, replace(schedule, tile_n=128, narrow_tail=0)),
+        )
+    }
+    tiles = []
+    for idx, (owner, slot, item) in enumerate(_items(problem, schedule, rank)):
+        source = tile_row = 0
+        if problem.op == ALLREDUCE:
+            tile_m_idx, column = tile_coordinates(item.tile_idx, num_tiles_m, num_tiles_n, raster)
+            rows = min(tile_m, block_rows - tile_m_idx * tile_m)
+        elif problem.op == REDUCESCATTER:
+            place = reducescatter_place(
+                owned_tile(item.tile_idx, num_ranks, owner),
+                num_tiles_n,
+                raster,
+                num_ranks,
+                num_batches,
+                block_rows,
+                tile_m,
+            )
+            rows, column = place.rows, place.tile_n_idx
+        else:
+            place = allgather_place(
+                item.tile_idx, num_tiles_n, raster, num_ranks, rank, num_batches, block_rows, tile_m
+            )
+            rows, column = place.rows, place.tile_n_idx
+            source, tile_row = place.source, place.tile_row
+        width = 128 if item.narrow else tile_n
+        first_column = column * tile_n + item.half * width
+        columns = max(min(width, problem.n_local - first_column), 0)
+        row_bytes = rows * problem.item_bytes
+        tile_us, tile_spread_us = times[item.narrow]
+        tiles.append(
+            Tile(
+                number=idx if problem.op == ALLGATHER else slot * num_ranks + owner,
+                mainloop_us=tile_us,
+                spread_us=tile_spread_us,
+                num_units=tile_m * width * problem.item_bytes // UNIT_BYTES,
+                push_bytes=ceil_div(columns, PANEL_COLUMNS) * PANEL_COLUMNS * row_bytes,
+                valid_bytes=columns * row_bytes,
+                owner=owner,
+                slot=slot,
+                source=source,
+                tile_row=tile_row,
+            )
+        )
+    return tiles
+
+
+def _items(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[int, int, TileItem]]:
+    """Owner, slot and item of what a rank computes, in order.
+
+    The item's tile counts among all tiles; in the reduce-scatter among those of its owner.
+    """
+    num_ranks, tiles = problem.num_ranks, num_tiles(problem, schedule)
+    if problem.op == REDUCESCATTER:
+        tiles_of_owner = tiles // num_ranks
+        tail = ceil_div(schedule.narrow_tail, num_ranks)
+        num_slots = num_items(tiles_of_owner, tail)
+        own_last = min(num_slots, problem.hardware.num_sms) if schedule.tile_n == 256 else 0
+        for idx in range(num_slots * num_ranks):
+            owner, slot = reducescatter_turn(idx, num_slots, num_ranks, rank, own_last)
+            yield owner, slot, tile_item(slot, tiles_of_owner, tail)
+        return
+    for idx in range(num_items(tiles, schedule.narrow_tail)):
+        item = tile_item(idx, tiles, schedule.narrow_tail)
+        if problem.op == ALLGATHER:
+            yield rank, idx, item
+        else:
+            yield tile_owner(idx, num_ranks), tile_slot(idx, num_ranks), item
