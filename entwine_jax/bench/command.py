@@ -10,7 +10,7 @@ from entwine_jax.bench import programs, report
 from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
-from entwine_jax.bench.ops import OPS, TimedOp
+from entwine_jax.bench.ops import OPS, TimedOp, add_op_argument
 from entwine_jax.bench.progress import progress
 from entwine_jax.schedule import Schedule
 
@@ -19,12 +19,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument(
-        "--op",
-        choices=OPS,
-        default="ar",
-        help="matmul_allreduce, matmul_reducescatter or allgather_matmul (default: ar)",
-    )
+    add_op_argument(parser)
     parser.add_argument(
         "--shapes",
         type=parsed_by(parse_shapes),

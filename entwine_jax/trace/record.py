@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entwine_jax import runtime
+from entwine_jax import driver, runtime
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.simulate import Simulation
 from entwine_jax.schedule.timeline import together_us
@@ -43,26 +43,7 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
     reason = runtime.why_unavailable(problem.num_ranks)
     if reason is not None:
         raise CannotTraceError(f"the fused kernel cannot run here: {reason}")
-    ffi = runtime.load_ffi()
-    assert ffi is not None
-    sizes = {
-        "op": problem.op,
-        "m": problem.m,
-        "n": problem.n_local,
-        "k": problem.k_local,
-        "num_batches": problem.num_batches,
-        "w_transposed": 0,
-    }
-    result = ffi.run_virtual_ranks(
-        [sizes | schedule.as_attributes()],
-        problem.num_ranks,
-        list(range(problem.num_ranks)),
-        problem.dtype,
-        problem.hardware.num_sms,
-        num_calls=1,
-        num_timed_calls=NUM_TIMED_CALLS,
-        trace=True,
-    )
+    result = driver.run(problem, schedule, num_calls=1, num_timed_calls=NUM_TIMED_CALLS, trace=True)
     wrong = result["wrong_elements"] + result["wrong_partials"]
     if wrong:
         raise CannotTraceError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")

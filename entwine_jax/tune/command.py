@@ -12,7 +12,7 @@ from entwine_jax import measured, runtime, selection
 from entwine_jax.argument_types import parsed_by
 from entwine_jax.bench.cases import parse_shapes
 from entwine_jax.bench.measure import WrongResultError
-from entwine_jax.bench.ops import OPS
+from entwine_jax.bench.ops import OPS, add_op_argument
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
 from entwine_jax.schedule.candidates import FUSED_DTYPES, MIN_RANKS, tuning_candidates
@@ -29,12 +29,7 @@ INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument(
-        "--op",
-        choices=OPS,
-        default="ar",
-        help="matmul_allreduce, matmul_reducescatter or allgather_matmul (default: ar)",
-    )
+    add_op_argument(parser)
     parser.add_argument(
         "--shapes",
         type=parsed_by(parse_shapes),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from entwine_jax import runtime
+from entwine_jax import driver
 from entwine_jax.bench import programs, timing
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.measure import WrongResultError
@@ -29,7 +29,7 @@ class GpuTimer:
         predicted_us = predict(problem, schedule).total_us
         # As long as a dispatch of lax, so that both run at the clock of sustained work.
         num_calls = timing.num_calls(FEWEST_CALLS, 1, predicted_us)
-        return _drive(problem, schedule, num_calls=0, num_timed_calls=num_calls)["microseconds"]
+        return driver.run(problem, schedule, num_calls=0, num_timed_calls=num_calls)["microseconds"]
 
     def lax_us(self, problem: Problem) -> float:
         """Time of one call of the matmul and the collective of plain lax in us."""
@@ -45,31 +45,10 @@ class GpuTimer:
         Raises:
             WrongResultError: an element is wrong.
         """
-        result = _drive(problem, schedule, num_calls=NUM_VERIFIED_CALLS)
+        result = driver.run(problem, schedule, num_calls=NUM_VERIFIED_CALLS)
         wrong = result["wrong_elements"] + result["wrong_partials"]
         if wrong:
             raise WrongResultError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")
-
-
-def _drive(problem: Problem, schedule: Schedule, **calls: int) -> dict[str, float]:
-    ffi = runtime.load_ffi()
-    assert ffi is not None
-    sizes = {
-        "op": problem.op,
-        "m": problem.m,
-        "n": problem.n_local,
-        "k": problem.k_local,
-        "num_batches": problem.num_batches,
-        "w_transposed": 0,
-    }
-    return ffi.run_virtual_ranks(
-        [sizes | schedule.as_attributes()],
-        problem.num_ranks,
-        list(range(problem.num_ranks)),
-        problem.dtype,
-        problem.hardware.num_sms,
-        **calls,
-    )
 
 
 def _lax_program(problem: Problem) -> tuple[int, Callable[[], object]]:
