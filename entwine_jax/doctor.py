@@ -8,7 +8,7 @@ import jax
 
 from entwine_jax import configuration, measured, runtime
 from entwine_jax.schedule import document, hardware
-from entwine_jax.schedule.candidates import MIN_RANKS
+from entwine_jax.schedule.legality import MIN_RANKS
 from entwine_jax.version import __version__
 
 

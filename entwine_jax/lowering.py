@@ -26,7 +26,7 @@ from jax.interpreters import mlir
 
 from entwine_jax import configuration, reference, runtime, selection, workspace
 from entwine_jax.schedule import Problem, Schedule
-from entwine_jax.schedule.candidates import ALIGNMENT, FUSED_DTYPES, MAX_RANKS, MIN_RANKS
+from entwine_jax.schedule.legality import why_not_fusible
 from entwine_jax.version import CALL_VERSION
 
 _log = logging.getLogger("entwine_jax")
@@ -60,15 +60,9 @@ def why_lax(
     """
     if not every_axis_manual:
         return "the mesh is only partially manual"
-    if dtype not in FUSED_DTYPES:
-        return f"dtype {dtype} is not one of {', '.join(FUSED_DTYPES)}"
     if min(m, n, k) == 0:
         return f"nothing to multiply: m={m}, n={n}, k={k}"
-    if n % ALIGNMENT or k % ALIGNMENT:
-        return f"local n={n} and k={k} must be multiples of {ALIGNMENT}"
-    if not MIN_RANKS <= num_ranks <= MAX_RANKS:
-        return f"{num_ranks} ranks, but it takes {MIN_RANKS} to {MAX_RANKS}"
-    return runtime.why_unavailable(num_ranks)
+    return why_not_fusible(n, k, dtype, num_ranks) or runtime.why_unavailable(num_ranks)
 
 
 class FusedCall(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 
 from entwine_jax import configuration
 from entwine_jax.schedule import H200, Hardware, hardware_for
-from entwine_jax.schedule.candidates import MIN_RANKS
+from entwine_jax.schedule.legality import MIN_RANKS
 from entwine_jax.version import CALL_VERSION, __version__
 
 OLDEST_JAX, FIRST_UNSUPPORTED_JAX = (0, 11, 2), (0, 13)

@@ -22,8 +22,8 @@ from sharded import PRODUCTS, exact, make_mesh
 import entwine_jax
 from entwine_jax import Problem, Schedule, configuration, lowering
 from entwine_jax.schedule import H200, document, hardware, select
-from entwine_jax.schedule.candidates import needed_slot_bytes
 from entwine_jax.schedule.hardware import Collective
+from entwine_jax.schedule.layout import needed_slot_bytes
 from entwine_jax.schedule.problem import ALLGATHER, OPS
 from entwine_jax.schedule.schedule import ATTRIBUTE_NAMES
 

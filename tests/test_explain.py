@@ -26,7 +26,7 @@ def test_explains_a_fallback_with_what_fusing_would_cost():
 
 def test_gives_the_reason_of_rejected_schedules():
     text = str(explain(Problem(m=4096, n=8190, k=28672, num_ranks=4)))
-    assert "rejected  15 schedules: n = 8190: must be a multiple of 8" in text
+    assert "rejected  15 schedules: local n = 8190: must be a multiple of 8" in text
 
 
 def test_explains_an_override():

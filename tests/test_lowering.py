@@ -171,9 +171,9 @@ def test_gradient_of_the_call_is_two_local_products():
 @pytest.mark.parametrize(
     ("sizes", "dtype", "reason"),
     [
-        ({}, jnp.float32, "dtype float32"),
-        ({"n": 4100}, jnp.bfloat16, "must be multiples of 8"),
-        ({"k": 4 * 1020}, jnp.bfloat16, "must be multiples of 8"),
+        ({}, jnp.float32, "dtype = float32"),
+        ({"n": 4100}, jnp.bfloat16, "must be a multiple of 8"),
+        ({"k": 4 * 1020}, jnp.bfloat16, "must be a multiple of 8"),
         ({"m": 0}, jnp.bfloat16, "nothing to multiply"),
     ],
 )
@@ -188,14 +188,14 @@ def test_plain_lax_for(sizes, dtype, reason, reasons):
 @pytest.mark.usefixtures("fused_lowering")
 def test_plain_lax_for_one_rank(reasons):
     assert "custom_call" not in lower(make_mesh((1,)), "tp")
-    assert "1 ranks" in reasons()[0]
+    assert "nothing to reduce or to gather" in reasons()[0]
 
 
 @pytest.mark.usefixtures("fused_lowering")
 def test_plain_lax_for_more_than_eight_ranks(reasons):
     mesh = AbstractMesh((16,), ("tp",), axis_types=(AxisType.Auto,))
     assert "custom_call" not in lower(mesh, "tp")
-    assert "16 ranks" in reasons()[0]
+    assert "num_ranks = 16" in reasons()[0]
 
 
 @pytest.mark.usefixtures("fused_lowering")
@@ -469,8 +469,8 @@ def test_selector_gets_the_global_problem(kind):
     ("sizes", "reason"),
     [
         # Local sizes: the all-gather shards n, the reduce-scatter k.
-        ({"n": 4 * 1020 + 4}, "must be multiples of 8"),
-        ({"k": 4 * 1021}, "must be multiples of 8"),
+        ({"n": 4 * 1020 + 4}, "must be a multiple of 8"),
+        ({"k": 4 * 1021}, "must be a multiple of 8"),
         ({"m": 64}, "fewer than 256 rows"),
     ],
 )

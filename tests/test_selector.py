@@ -11,14 +11,10 @@ import pytest
 
 import entwine_jax.schedule
 from entwine_jax.schedule import Problem, Schedule, select_schedule
-from entwine_jax.schedule.candidates import (
-    candidates,
-    fit,
-    launches,
-    needed_slot_bytes,
-    rows_per_launch,
-)
+from entwine_jax.schedule.candidates import candidates
 from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
+from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
+from entwine_jax.schedule.legality import fit
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
 
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
@@ -251,9 +247,9 @@ def test_allgather_needs_spare_warps_and_no_slots():
 
 def test_alignment_is_that_of_the_local_shards():
     reason = decide(make_other("allgather_matmul", 4, 4096, 4 * 1028, 8192)).reason
-    assert reason == "n local = 1028: must be a multiple of 8"
+    assert reason == "local n = 1028: must be a multiple of 8"
     reason = decide(make_other("matmul_reducescatter", 4, 4096, 8192, 4 * 1028)).reason
-    assert reason == "k local = 1028: must be a multiple of 8"
+    assert reason == "local k = 1028: must be a multiple of 8"
 
 
 def test_same_problem_same_choice():
@@ -304,8 +300,8 @@ def test_modules_import_neither_jax_nor_the_rest_of_the_package():
         (make_problem(4, 64, 8192, 28672), "fewer than 256 rows"),
         (make_problem(4, 1, 8192, 28672), "fewer than 256 rows"),
         (make_problem(4, 4096, 8192, 28672, dtype="float32"), "dtype = float32"),
-        (make_problem(4, 4096, 8191, 28672), "n = 8191: must be a multiple of 8"),
-        (make_problem(4, 4096, 8192, 4 * 4097), "k local = 4097: must be a multiple of 8"),
+        (make_problem(4, 4096, 8191, 28672), "local n = 8191: must be a multiple of 8"),
+        (make_problem(4, 4096, 8192, 4 * 4097), "local k = 4097: must be a multiple of 8"),
         (make_problem(1, 4096, 8192, 8192), "nothing to reduce or to gather"),
         (make_problem(16, 4096, 8192, 16384), "2 to 8"),
         (make_problem(8, 256, 256, 8192), "fewer tiles than ranks"),
@@ -338,6 +334,23 @@ def test_slots_of_every_candidate_fit_the_workspace(num_ranks, slot_mib, m, n):
     for schedule in legal:
         assert needed_slot_bytes(problem, schedule) <= slot_mib * 2**20
         assert schedule.rows_per_launch < m
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_tried"), [(0, True), (8, False), (128, False), (136, True)]
+)
+def test_no_candidate_has_halves_without_columns(columns, is_tried):
+    problem = make_problem(4, 2048, 8192 + columns, 28672)
+    legal, rejected = candidates(problem, DEFAULT_SLOT_BYTES)
+    halved = [schedule for schedule in legal if schedule.narrow_tail]
+    reasons = [rejection.reason for rejection in rejected if rejection.schedule.narrow_tail]
+    assert bool(halved) == is_tried
+    if not is_tried:
+        (reason,) = reasons
+        assert f"which is {columns} wide, would be empty" in reason
+        # It can be asked for all the same.
+        given = Schedule(narrow_tail=100)
+        assert select_schedule(problem, override=given) == given
 
 
 def test_rows_are_shared_out_evenly_over_the_launches():

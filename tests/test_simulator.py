@@ -12,8 +12,8 @@ import pytest
 
 from entwine_jax.bench.cases import CORE
 from entwine_jax.schedule import H200, Problem, Schedule
-from entwine_jax.schedule.candidates import GATHER_COLUMNS, num_items
 from entwine_jax.schedule.cost_model import bound_us, predict
+from entwine_jax.schedule.layout import GATHER_COLUMNS, num_items
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.tile_order import tile_owner

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from entwine_jax.schedule import Problem, Schedule, document, table
-from entwine_jax.schedule.candidates import fit, tuning_candidates
+from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.document import RefusedError
+from entwine_jax.schedule.legality import fit
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, MARGIN, decide
 from entwine_jax.schedule.table import EMPTY, Entry, Key, Table
 

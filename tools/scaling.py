@@ -11,8 +11,9 @@ from pathlib import Path
 
 from entwine_jax.bench.cases import CORE, Shape
 from entwine_jax.schedule import Problem, Schedule, explain
-from entwine_jax.schedule.candidates import ALIGNMENT, ceil_div
 from entwine_jax.schedule.cost_model import bound_us, plain_matmul_us, predict, predict_lax
+from entwine_jax.schedule.layout import ceil_div
+from entwine_jax.schedule.legality import ALIGNMENT
 from entwine_jax.schedule.problem import ALLGATHER, OPS, REDUCESCATTER
 from entwine_jax.schedule.simulate import simulate
 

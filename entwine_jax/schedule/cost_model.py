@@ -20,7 +20,7 @@ error of the matmul rate moves both alike and the choice between them does not h
 
 from dataclasses import dataclass
 
-from entwine_jax.schedule.candidates import (
+from entwine_jax.schedule.layout import (
     GATHER_COLUMNS,
     ceil_div,
     last_wave,

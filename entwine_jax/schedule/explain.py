@@ -52,7 +52,8 @@ class Explanation:
             lines.append(f"lax       {_time_and_terms(self.decision.lax)}")
         lines += [f"next best {p.total_us:.1f} us  {p.schedule}" for p in self.next_best]
         for reason, group in groupby(self.decision.rejected, key=lambda r: r.reason):
-            lines.append(f"rejected  {len(list(group))} schedules: {reason}")
+            number = len(list(group))
+            lines.append(f"rejected  {number} schedule{'s' if number > 1 else ''}: {reason}")
         return "\n".join(lines)
 
     def _table_text(self) -> str:

@@ -6,8 +6,9 @@ Same problem, same slots, same table, same choice: on every rank.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from entwine_jax.schedule.candidates import Rejection, candidates, fit
+from entwine_jax.schedule.candidates import candidates
 from entwine_jax.schedule.cost_model import Prediction, predict, predict_lax
+from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.table import EMPTY, Table

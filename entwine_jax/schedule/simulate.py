@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entwine_jax.schedule.candidates import ceil_div, launches
+from entwine_jax.schedule.layout import ceil_div, launches
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate_ctas import ComputeCta

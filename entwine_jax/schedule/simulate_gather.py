@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from entwine_jax.schedule.candidates import GATHER_COLUMNS, ceil_div
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
+from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div
 from entwine_jax.schedule.simulate_links import Message
 from entwine_jax.schedule.simulate_rank import FIRST_SPARE_WARP, Cta, Rank
 from entwine_jax.schedule.simulate_rates import (

@@ -7,7 +7,6 @@ calls on two and four H200s, together, and describe no step by itself.
 
 from dataclasses import dataclass
 
-from entwine_jax.schedule.candidates import GATHER_COLUMNS, ceil_div, num_tiles
 from entwine_jax.schedule.cost_model import (
     BYTES_PER_US_AT_1_GB_S,
     NARROW_TILE_LINK_RATE,
@@ -15,6 +14,7 @@ from entwine_jax.schedule.cost_model import (
     tile_factor,
     tile_time_us,
 )
+from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from entwine_jax.schedule.candidates import ceil_div, num_tiles
+from entwine_jax.schedule.layout import ceil_div, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate_rank import Tile

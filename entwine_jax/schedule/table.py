@@ -2,7 +2,7 @@
 
 An entry names the problem it is about, the fastest fused schedule and two times in us. Nothing in a
 table is executed or trusted for sizes: problems and schedules are checked as when a user gives
-them, and a schedule must still fit the workspace (`candidates.fit`). A file with one wrong entry is
+them, and a schedule must still fit the workspace (`legality.fit`). A file with one wrong entry is
 refused as a whole.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from entwine_jax.schedule.candidates import Rejection, fit
 from entwine_jax.schedule.document import RefusedError, body, head, record
 from entwine_jax.schedule.hardware import PROFILES
+from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import ATTRIBUTE_NAMES, Schedule
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from entwine_jax.schedule.candidates import Rejection, fit
 from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.explain import Explanation
+from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, ctas_of

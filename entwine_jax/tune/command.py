@@ -15,7 +15,8 @@ from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.bench.ops import OPS, add_op_argument
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
-from entwine_jax.schedule.candidates import FUSED_DTYPES, MIN_RANKS, tuning_candidates
+from entwine_jax.schedule.candidates import tuning_candidates
+from entwine_jax.schedule.legality import FUSED_DTYPES, MIN_RANKS
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 from entwine_jax.schedule.table import Key

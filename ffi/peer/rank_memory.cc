@@ -15,7 +15,7 @@ void** address_of(T*& pointer) {
 
 // The smallest tile of any instance (128x128, 16-bit): bounds how many tiles the slots can hold.
 constexpr size_t kSmallestTileBytes = 128 * 128 * 2;
-// AllGather needs flags for its pieces of rows, but no slots. entwine_jax/schedule/candidates.py has
+// AllGather needs flags for its pieces of rows, but no slots. entwine_jax/schedule/legality.py has
 // the same numbers.
 constexpr size_t kFewestSlots = 16384;
 constexpr int kPoison = 0xff;
