@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec as P
 from sharded import PRODUCTS, exact, make_mesh
 
 import entwine_jax
-from entwine_jax import Problem, Schedule, configuration, lowering
+from entwine_jax import Problem, Schedule, configuration
 from entwine_jax.schedule import H200, document, hardware, select
 from entwine_jax.schedule.hardware import Collective
 from entwine_jax.schedule.layout import needed_slot_bytes
+from entwine_jax.schedule.legality import FUSED_DTYPES
 from entwine_jax.schedule.problem import ALLGATHER, OPS
 from entwine_jax.schedule.schedule import ATTRIBUTE_NAMES
 
@@ -289,7 +290,7 @@ def test_a_chosen_schedule_fits_the_workspace(problem, override, narrow_tail, sl
     if not schedule.fused:
         return
     assert 2 <= problem.num_ranks <= 8
-    assert problem.dtype in lowering.FUSED_DTYPES
+    assert problem.dtype in FUSED_DTYPES
     assert problem.n_local % 8 == problem.k_local % 8 == 0
     assert needed_slot_bytes(problem, schedule) <= slot_bytes
     if problem.op == ALLGATHER:
