@@ -126,10 +126,12 @@ void load_kernels() {
   for (const Instance* instance : instances()) instance->load();
 }
 
-void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& window, int num_ctas,
+void launch_call(const Call& call, const Schedule& schedule, PeerWindow window, int num_ctas,
                  cudaStream_t stream) {
   const Instance& instance = find_instance(call);
   check_sizes(call, window);
+  window.call = {call.op, call.dtype, static_cast<int>(call.m), static_cast<int>(call.n),
+                 static_cast<int>(call.k)};
   check_schedule(call, schedule, num_ctas);
   const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
   const int64_t block_rows = call.m / (call.num_batches * blocks_of_a_batch);

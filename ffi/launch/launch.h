@@ -13,8 +13,6 @@
 
 namespace entwine {
 
-enum class Dtype { kBfloat16, kFloat16 };
-
 // The run-time copy of entwine_jax.schedule.Schedule.
 struct Schedule {
   int64_t tile_m;
@@ -63,8 +61,8 @@ void load_kernels();
 
 // Enqueues the call, as several launches where schedule.rows_per_launch says so. `num_ctas` is the size
 // of the grid (the SMs of the device, unless ranks share it). Each launch is one epoch: every rank of
-// the group has to make the same calls in the same order.
-void launch_call(const Call& call, const Schedule& schedule, const PeerWindow& window, int num_ctas,
+// the group has to make the same calls in the same order. window.call is set here.
+void launch_call(const Call& call, const Schedule& schedule, PeerWindow window, int num_ctas,
                  cudaStream_t stream);
 
 }  // namespace entwine

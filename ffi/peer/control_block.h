@@ -58,6 +58,16 @@ struct ControlBlock {
   }
 };
 
+enum class Dtype { kBfloat16, kFloat16 };
+
+// The call that a launch is a part of, for the words of a wait that fails: sizes of the product on one
+// rank.
+struct CallName {
+  Op op;
+  Dtype dtype;
+  int m, n, k;
+};
+
 // What a wait that passed its deadline leaves in pinned host memory. Written once.
 struct WaitFailure {
   uint32_t kind;  // WaitKind; 0: nothing failed
@@ -66,6 +76,7 @@ struct WaitFailure {
   int32_t tile;  // the slot of an item, or a tile row of the peer; -1: neither
   uint64_t expected;
   uint64_t seen;
+  CallName call;
 };
 
 enum WaitKind : uint32_t {
@@ -87,6 +98,7 @@ struct PeerWindow {
   int max_slots;         // rows of flags in a control block
   WaitFailure* failure;  // pinned host memory of this rank
   uint64_t deadline_ns;
+  CallName call;
 };
 
 }  // namespace entwine

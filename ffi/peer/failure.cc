@@ -9,6 +9,27 @@
 #include "peer/workspace.h"
 
 namespace entwine {
+namespace {
+
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::kAllReduce:
+      return "matmul_allreduce";
+    case Op::kReduceScatter:
+      return "matmul_reducescatter";
+    default:
+      return "allgather_matmul";
+  }
+}
+
+// Sizes as the rank sees them: x is [m, k] (AllGather: once it is gathered), w is [k, n].
+std::string in_words(const CallName& call) {
+  return std::string(name_of(call.op)) + " of m=" + std::to_string(call.m) +
+         ", n=" + std::to_string(call.n) + ", k=" + std::to_string(call.k) + " in " +
+         (call.dtype == Dtype::kFloat16 ? "float16" : "bfloat16");
+}
+
+}  // namespace
 
 std::string describe(const WaitFailure& failure) {
   const auto kind =
@@ -16,7 +37,7 @@ std::string describe(const WaitFailure& failure) {
   if (kind == kWaitNone) return "";
   const std::string rank = "rank " + std::to_string(failure.rank);
   const std::string peer = "rank " + std::to_string(failure.peer);
-  std::string what;
+  std::string what, counted = "epoch";
   switch (kind) {
     case kWaitTileReady:
       what = "waited for the partial of tile " + std::to_string(failure.tile) + " from " + peer;
@@ -29,14 +50,17 @@ std::string describe(const WaitFailure& failure) {
       break;
     case kWaitArrived:
       what = "waited for its output to be complete";
+      counted = "units";
       break;
     default:
       what = "waited for a warp of its own";
+      counted = "phase";
       break;
   }
-  return "entwine_jax: " + rank + " " + what + " past the deadline (expected " +
-         std::to_string(failure.expected) + ", seen " + std::to_string(failure.seen) +
-         "). A rank did not arrive or arrived too late; the deadline is "
+  return "entwine_jax: " + in_words(failure.call) + ": " + rank + " " + what +
+         " past the deadline (" + counted + " " + std::to_string(failure.expected) + " expected, " +
+         std::to_string(failure.seen) +
+         " seen). A rank did not arrive or arrived too late; the deadline is "
          "ENTWINE_JAX_DEADLINE_SECONDS, and ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
 }
 

@@ -15,14 +15,9 @@ namespace entwine {
 __device__ __forceinline__ void fail_wait(const PeerWindow& window, WaitKind kind, int peer,
                                           int tile, uint64_t expected, uint64_t seen) {
   if (atomicExch(&window.control[window.rank]->failed, 1u) == 0) {
-    volatile WaitFailure* failure = window.failure;
-    failure->rank = window.rank;
-    failure->peer = peer;
-    failure->tile = tile;
-    failure->expected = expected;
-    failure->seen = seen;
+    *window.failure = {kWaitNone, window.rank, peer, tile, expected, seen, window.call};
     __threadfence_system();
-    failure->kind = kind;
+    *static_cast<volatile uint32_t*>(&window.failure->kind) = kind;
     __threadfence_system();
   } else {
     // The first one may still be on its way to the host: give it a millisecond before the trap.

@@ -24,7 +24,8 @@ def test_missing_rank_ends_in_an_error(op):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "rank 0 waited for" in done.stderr
+    assert f"{op} of m=512, n=1024, k=256 in bfloat16: rank 0 waited for" in done.stderr
+    assert "(epoch 1 expected, 0 seen)" in done.stderr
     assert "from rank 1" in done.stderr or "rank 1 to start" in done.stderr
     assert "ENTWINE_JAX_DEADLINE_SECONDS" in done.stderr
 
@@ -67,5 +68,6 @@ def test_a_branch_that_only_one_rank_takes():
         timeout=120,
         check=False,
     )
-    assert "rank 0 waited for rank 1 to start the same call" in done.stderr
+    call = "matmul_allreduce of m=256, n=512, k=256 in bfloat16"
+    assert f"{call}: rank 0 waited for rank 1 to start the same call" in done.stderr
     assert "caught" in done.stdout
