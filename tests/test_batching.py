@@ -5,9 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from sharded import OPS, PRODUCTS, make_mesh, random_operands, specs_of
+from sharded import (
+    CHECK_VMA,
+    KIND,
+    OPS,
+    PRODUCTS,
+    assert_gradients_close,
+    assert_trees_close,
+    loss_of,
+    make_mesh,
+    random_operands,
+    specs_of,
+)
 
-KIND = pytest.mark.parametrize("kind", PRODUCTS)
 BATCH = 3
 IN_AXES = [(0, None), (1, None), (2, None), (None, 0), (None, 1), (None, 2), (0, 0), (1, 2), (2, 1)]
 
@@ -15,14 +25,13 @@ IN_AXES = [(0, None), (1, None), (2, None), (None, 0), (None, 1), (None, 2), (0,
 def batched_operands(in_axes, m=4, k=16, n=12):
     x, w = random_operands(m, k, n)
     scales = jnp.arange(1.0, BATCH + 1)
-    stacked = [
+    return [
         v if axis is None else jnp.stack([s * v for s in scales], axis)
         for v, axis in zip((x, w), in_axes, strict=True)
     ]
-    return stacked
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@CHECK_VMA
 @KIND
 @pytest.mark.parametrize("in_axes", IN_AXES)
 def test_vmap_around_shard_map(in_axes, kind, check_vma):
@@ -32,7 +41,7 @@ def test_vmap_around_shard_map(in_axes, kind, check_vma):
     np.testing.assert_allclose(y, jax.vmap(jnp.matmul, in_axes)(x, w), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@CHECK_VMA
 @KIND
 @pytest.mark.parametrize("in_axes", [(0, None), (2, None), (None, 0), (None, 2), (0, 0), (2, 1)])
 def test_vmap_inside_shard_map(in_axes, kind, check_vma):
@@ -61,26 +70,19 @@ def test_vmap_inside_shard_map(in_axes, kind, check_vma):
 @KIND
 @pytest.mark.parametrize("in_axes", [(0, None), (None, 0), (0, 0)])
 def test_gradients_of_vmap(in_axes, kind):
-    def loss(product):
-        return lambda x, w: jnp.sum(jnp.sin(jax.vmap(product, in_axes)(x, w)))
-
-    x, w = batched_operands(in_axes)
-    actual = jax.jit(jax.grad(loss(PRODUCTS[kind](make_mesh())), (0, 1)))(x, w)
-    expected = jax.grad(loss(jnp.matmul), (0, 1))(x, w)
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+    ours, dense = (jax.vmap(f, in_axes) for f in (PRODUCTS[kind](make_mesh()), jnp.matmul))
+    assert_gradients_close(ours, dense, batched_operands(in_axes))
 
 
 @KIND
 @pytest.mark.parametrize("in_axes", [(0, None), (None, 1), (2, 0)])
 def test_vmap_of_gradients(in_axes, kind):
     def gradients(product):
-        return jax.vmap(jax.grad(lambda x, w: jnp.sum(jnp.sin(product(x, w))), (0, 1)), in_axes)
+        return jax.vmap(jax.grad(loss_of(product), (0, 1)), in_axes)
 
-    x, w = batched_operands(in_axes)
-    actual = jax.jit(gradients(PRODUCTS[kind](make_mesh())))(x, w)
-    for a, e in zip(actual, gradients(jnp.matmul)(x, w), strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+    operands = batched_operands(in_axes)
+    actual = jax.jit(gradients(PRODUCTS[kind](make_mesh())))(*operands)
+    assert_trees_close(actual, gradients(jnp.matmul)(*operands))
 
 
 @KIND

@@ -1,59 +1,50 @@
+"""Where the derivative of a column-parallel product is summed."""
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from sharded import column_parallel, exact, make_mesh, random_operands
+from sharded import (
+    CHECK_VMA,
+    assert_gradients_close,
+    column_parallel,
+    loss_of,
+    make_mesh,
+    random_operands,
+)
 
 import entwine_jax
 from entwine_jax.ops import primitive
 
 
-@pytest.mark.parametrize("leading", [(), (3,), (2, 1, 3)])
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_values(leading, check_vma):
-    x, w = random_operands(m=5, k=7, n=8, leading=leading)
-    y = jax.jit(column_parallel(make_mesh(), x_ndim=x.ndim, check_vma=check_vma))(x, w)
-    np.testing.assert_allclose(y, exact(x, w), rtol=1e-5, atol=1e-5)
-
-
-def gradients(check_vma):
-    def loss(x, w):
-        return jnp.sum(jnp.sin(column_parallel(make_mesh(), check_vma=check_vma)(x, w)))
-
-    return jax.jit(jax.grad(loss, (0, 1)))
+def jaxpr_of_gradients(check_vma):
+    gradients = jax.grad(loss_of(column_parallel(make_mesh(), check_vma=check_vma)), (0, 1))
+    return str(jax.jit(gradients).trace(*random_operands(m=4, k=8, n=16)).jaxpr)
 
 
 def test_derivative_is_a_matmul_allreduce():
-    x, w = random_operands(m=4, k=8, n=16)
-    jaxpr = str(gradients(check_vma=True).trace(x, w).jaxpr)
+    jaxpr = jaxpr_of_gradients(check_vma=True)
     assert jaxpr.count("matmul_allreduce[") == 1
     assert "psum" not in jaxpr
 
 
 def test_without_check_vma_the_sum_stays_where_jax_puts_it():
-    x, w = random_operands(m=4, k=8, n=16)
-    jaxpr = str(gradients(check_vma=False).trace(x, w).jaxpr)
+    jaxpr = jaxpr_of_gradients(check_vma=False)
     assert "matmul_allreduce[" not in jaxpr
     assert "psum" in jaxpr
 
 
 def test_x_that_varies_gets_a_derivative_of_its_own_rank():
-    def local(x, w):
-        return entwine_jax.column_parallel_matmul(x, w, "tp")
-
-    def loss(x, w):
-        f = jax.shard_map(local, mesh=make_mesh(), in_specs=(P("tp"), P()), out_specs=P("tp"))
-        return jnp.sum(jnp.sin(f(x, w)))
-
-    x, w = random_operands(m=8, k=6, n=4)
-    dense = jax.grad(lambda x, w: jnp.sum(jnp.sin(x @ w)), (0, 1))
-    actual = jax.jit(jax.grad(loss, (0, 1)))(x, w)
-    for a, e in zip(actual, dense(x, w), strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+    f = jax.shard_map(
+        lambda x, w: entwine_jax.column_parallel_matmul(x, w, "tp"),
+        mesh=make_mesh(),
+        in_specs=(P("tp"), P()),
+        out_specs=P("tp"),
+    )
+    assert_gradients_close(f, jnp.matmul, random_operands(m=8, k=6, n=4))
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@CHECK_VMA
 def test_layers_in_a_row(check_vma):
     """Columns in, rows out, twice: the derivative of the second enters that of the first."""
 
@@ -77,25 +68,14 @@ def test_layers_in_a_row(check_vma):
         out_specs=P(),
         check_vma=check_vma,
     )
-
-    def loss(f):
-        return lambda *a: jnp.sum(jnp.sin(f(*a)))
-
-    operands = x, w_in / 4, w_out / 4
-    actual = jax.jit(jax.grad(loss(f), (0, 1, 2)))(*operands)
-    for a, e in zip(actual, jax.grad(loss(dense), (0, 1, 2))(*operands), strict=True):
-        np.testing.assert_allclose(a, e, rtol=5e-4, atol=5e-4)
+    assert_gradients_close(f, dense, (x, w_in / 4, w_out / 4), tolerance=5e-4)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@CHECK_VMA
 @pytest.mark.parametrize(("max_joined_columns", "num_sums"), [(4096, 1), (2, 2)])
 def test_several_weights_have_one_derivative(max_joined_columns, num_sums, check_vma, monkeypatch):
     """But for wide ones, which are not copied."""
     monkeypatch.setattr(primitive, "MAX_JOINED_COLUMNS", max_joined_columns)
-
-    def loss(product):
-        return lambda x, *ws: sum(jnp.sum(jnp.sin(y)) for y in product(x, *ws))
-
     f = jax.shard_map(
         lambda x, *ws: entwine_jax.column_parallel_matmul(x, ws, "tp"),
         mesh=make_mesh(),
@@ -105,9 +85,7 @@ def test_several_weights_have_one_derivative(max_joined_columns, num_sums, check
     )
     x, w = random_operands(m=4, k=8, n=16)
     operands = x, w, 2 * w[:, :8]
-    sharded = jax.jit(jax.grad(loss(f), (0, 1, 2)))
-    expected = jax.grad(loss(lambda x, *ws: [x @ w for w in ws]), (0, 1, 2))(*operands)
-    for a, e in zip(sharded(*operands), expected, strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+    assert_gradients_close(f, lambda x, *ws: [x @ w for w in ws], operands)
     if check_vma:
-        assert str(sharded.trace(*operands).jaxpr).count("matmul_allreduce[") == num_sums
+        gradients = jax.jit(jax.grad(loss_of(f), (0, 1, 2)))
+        assert str(gradients.trace(*operands).jaxpr).count("matmul_allreduce[") == num_sums

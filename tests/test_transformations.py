@@ -6,30 +6,59 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded import OPS, PRODUCTS, exact, make_mesh, random_operands, specs_of
+from sharded import (
+    CHECK_VMA,
+    KIND,
+    OPS,
+    PRODUCTS,
+    assert_gradients_close,
+    assert_product,
+    assert_trees_close,
+    exact,
+    make_mesh,
+    random_operands,
+    specs_of,
+)
 
 import entwine_jax
 
-CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False])
-KIND = pytest.mark.parametrize("kind", PRODUCTS)
 
-
-def assert_dense(y, x, w):
-    np.testing.assert_allclose(y, exact(x, w), rtol=1e-5, atol=1e-5)
+def assert_product_and_gradients(f, x, w):
+    assert_product(jax.jit(f)(x, w), x, w)
+    dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
+    ones = np.ones((x.shape[0], w.shape[1]))
+    assert_trees_close((dx, dw), (ones @ np.asarray(w).T, np.asarray(x).T @ ones), tolerance=1e-5)
 
 
 @CHECK_VMA
 @KIND
 def test_eager_shard_map(kind, check_vma):
     x, w = random_operands(m=4, k=16, n=8)
-    assert_dense(PRODUCTS[kind](make_mesh(), check_vma=check_vma)(x, w), x, w)
+    assert_product(PRODUCTS[kind](make_mesh(), check_vma=check_vma)(x, w), x, w)
 
 
 @KIND
 def test_without_jit(kind):
     x, w = random_operands(m=4, k=16, n=8)
     with jax.disable_jit():
-        assert_dense(PRODUCTS[kind](make_mesh())(x, w), x, w)
+        assert_product(PRODUCTS[kind](make_mesh())(x, w), x, w)
+
+
+def test_two_calls_in_a_row():
+    """The second sums over what the first computed, each rank over its columns."""
+
+    def local(x, w_in, w_out):
+        hidden = entwine_jax.matmul_allreduce(x, w_in, "tp")
+        start = lax.axis_index("tp") * w_out.shape[0]
+        shard = lax.dynamic_slice_in_dim(hidden, start, w_out.shape[0], axis=1)
+        return entwine_jax.matmul_allreduce(shard, w_out, "tp")
+
+    x, w_in = random_operands(m=4, k=8, n=16)
+    _, w_out = random_operands(m=4, k=16, n=8, seed=1)
+    in_specs = (P(None, "tp"), P("tp"), P("tp"))
+    f = jax.shard_map(local, mesh=make_mesh(), in_specs=in_specs, out_specs=P())
+    y = jax.jit(f)(x, w_in, w_out)
+    np.testing.assert_allclose(y, exact(exact(x, w_in), w_out), rtol=1e-4, atol=1e-4)
 
 
 @CHECK_VMA
@@ -57,9 +86,12 @@ def test_scan_over_layers(check_vma):
         check_vma=check_vma,
     )
     np.testing.assert_allclose(jax.jit(f)(x, layers), dense(x, layers), rtol=1e-4, atol=1e-4)
-    actual = jax.jit(jax.grad(lambda *a: jnp.sum(f(*a)), 1))(x, layers)
-    expected = jax.grad(lambda *a: jnp.sum(dense(*a)), 1)(x, layers)
-    np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3)
+    assert_gradients_close(f, dense, (x, layers), tolerance=2e-3)
+
+
+def two_products(x, layers):
+    """What layers of two ops each compute."""
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[0]
 
 
 @CHECK_VMA
@@ -72,9 +104,6 @@ def test_scan_over_sequence_parallel_layers(check_vma):
             return entwine_jax.matmul_reducescatter(hidden, w[1], "tp"), None
 
         return lax.scan(layer, x, layers)[0]
-
-    def dense(x, layers):
-        return lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[0]
 
     x, _ = random_operands(m=4, k=16, n=16)
     inner, outer = (
@@ -89,12 +118,8 @@ def test_scan_over_sequence_parallel_layers(check_vma):
         check_vma=check_vma,
     )
     layers = (inner, outer)
-    np.testing.assert_allclose(jax.jit(f)(x, layers), dense(x, layers), rtol=1e-4, atol=1e-4)
-    actual = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1)))(x, layers)
-    expected = jax.grad(lambda *a: jnp.sum(jnp.sin(dense(*a))), (0, 1))(x, layers)
-    jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-3, atol=2e-3), actual, expected
-    )
+    np.testing.assert_allclose(jax.jit(f)(x, layers), two_products(x, layers), rtol=1e-4, atol=1e-4)
+    assert_gradients_close(f, two_products, (x, layers), tolerance=2e-3)
 
 
 @KIND
@@ -108,15 +133,8 @@ def test_scan_over_sequence_parallel_layers(check_vma):
     ],
 )
 def test_remat(policy, kind):
-    x, w = random_operands(m=4, k=16, n=8)
-
-    def loss(product):
-        return lambda x, w: jnp.sum(jnp.sin(jax.checkpoint(product, policy=policy)(x, w)))
-
-    actual = jax.jit(jax.grad(loss(PRODUCTS[kind](make_mesh())), (0, 1)))(x, w)
-    expected = jax.grad(loss(jnp.matmul), (0, 1))(x, w)
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+    f = jax.checkpoint(PRODUCTS[kind](make_mesh()), policy=policy)
+    assert_gradients_close(f, jnp.matmul, random_operands(m=4, k=16, n=8))
 
 
 @KIND
@@ -124,7 +142,7 @@ def test_lax_map(kind):
     x, w = random_operands(m=4, k=16, n=8)
     x = jnp.stack([x, 2 * x, 3 * x])
     y = jax.jit(lambda x, w: lax.map(lambda x: PRODUCTS[kind](make_mesh())(x, w), x))(x, w)
-    assert_dense(y, x, w)
+    assert_product(y, x, w)
 
 
 @CHECK_VMA
@@ -139,7 +157,7 @@ def test_lax_map_inside_shard_map(kind, check_vma):
         check_vma=check_vma,
     )
     x, w = random_operands(m=4, k=16, n=8, leading=(3,))
-    assert_dense(jax.jit(f)(x, w), x, w)
+    assert_product(jax.jit(f)(x, w), x, w)
 
 
 @CHECK_VMA
@@ -168,9 +186,6 @@ def test_remat_of_scanned_layers(policy, form, check_vma):
 
         return lax.scan(jax.checkpoint(layer, policy=policy), x, layers)[0]
 
-    def dense(x, layers):
-        return lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[0]
-
     x, _ = random_operands(m=4, k=16, n=8)
     layers = tuple(
         jax.random.normal(jax.random.key(i), (3, *shape)) / 4
@@ -184,11 +199,7 @@ def test_remat_of_scanned_layers(policy, form, check_vma):
         out_specs=rows,
         check_vma=check_vma,
     )
-    actual = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1)))(x, layers)
-    expected = jax.grad(lambda *a: jnp.sum(jnp.sin(dense(*a))), (0, 1))(x, layers)
-    jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected
-    )
+    assert_gradients_close(f, two_products, (x, layers))
 
 
 @KIND
@@ -200,7 +211,7 @@ def test_cond_with_a_common_predicate(kind):
         product = PRODUCTS[kind](make_mesh())
         return lax.cond(take, product, lambda x, w: jnp.zeros((4, 8), jnp.float32), x, w)
 
-    assert_dense(f(x, w, True), x, w)
+    assert_product(f(x, w, True), x, w)
     np.testing.assert_array_equal(f(x, w, False), np.zeros((4, 8)))
 
 
@@ -214,10 +225,7 @@ def test_explicit_mesh(kind, check_vma):
         for v, spec in zip((x, w), specs_of(kind)[:2], strict=True)
     )
     f = PRODUCTS[kind](mesh, check_vma=check_vma)
-    assert_dense(jax.jit(f)(x, w), x, w)
-    dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
-    np.testing.assert_allclose(dx, np.ones((4, 8)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 8)), rtol=1e-5, atol=1e-5)
+    assert_product_and_gradients(f, x, w)
 
 
 @CHECK_VMA
@@ -226,10 +234,7 @@ def test_explicit_mesh(kind, check_vma):
 def test_every_axis_of_a_2d_mesh(axis_name, kind, check_vma):
     x, w = random_operands(m=4, k=16, n=8)
     f = PRODUCTS[kind](make_mesh((2, 2), ("a", "b")), axis_name, check_vma=check_vma)
-    assert_dense(jax.jit(f)(x, w), x, w)
-    dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
-    np.testing.assert_allclose(dx, np.ones((4, 8)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 8)), rtol=1e-5, atol=1e-5)
+    assert_product_and_gradients(f, x, w)
 
 
 @KIND
@@ -238,7 +243,7 @@ def test_axis_of_size_one(shape, kind):
     x, w = random_operands(m=4, k=16, n=8)
     mesh = make_mesh(shape, ("a", "b"))
     for axis_name in ("a", "b"):
-        assert_dense(jax.jit(PRODUCTS[kind](mesh, axis_name))(x, w), x, w)
+        assert_product(jax.jit(PRODUCTS[kind](mesh, axis_name))(x, w), x, w)
 
 
 @CHECK_VMA
@@ -260,23 +265,22 @@ def test_each_op_uses_one_axis_of_a_2d_mesh(check_vma):
         check_vma=check_vma,
     )
 
-    def loss(f):
-        return lambda *a: jnp.sum(jnp.sin(f(*a)))
-
     def dense(x, w_in, w_out):
         return jnp.tanh(x @ w_in) @ w_out
 
-    actual = jax.jit(jax.grad(loss(f), (0, 1, 2)))(x, w_in, w_out)
-    for a, e in zip(actual, jax.grad(loss(dense), (0, 1, 2))(x, w_in, w_out), strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+    assert_gradients_close(f, dense, (x, w_in, w_out))
 
 
 @CHECK_VMA
-@KIND
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("axis_type", "kind"),
+    # JAX cannot lower its own psum_scatter on an Explicit mesh that is partially manual.
+    [
+        *((AxisType.Auto, kind) for kind in OPS),
+        *((AxisType.Explicit, kind) for kind in OPS if kind != "reducescatter"),
+    ],
+)
 def test_partially_manual_mesh(axis_type, kind, check_vma):
-    if kind == "reducescatter" and axis_type == AxisType.Explicit:
-        pytest.skip("JAX cannot lower its own psum_scatter there")
     mesh = make_mesh((2, 2), ("dp", "tp"), axis_type)
     x, w = random_operands(m=4, k=16, n=8)
     x_spec, w_spec, y_spec = specs_of(kind)
@@ -291,12 +295,10 @@ def test_partially_manual_mesh(axis_type, kind, check_vma):
         axis_names={"tp"},
         check_vma=check_vma,
     )
-    assert_dense(jax.jit(f)(x, w), x, w)
     if kind == "allgather" and axis_type == AxisType.Explicit:
-        return  # the gradient is that psum_scatter
-    dx, dw = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
-    np.testing.assert_allclose(dx, np.ones((4, 8)) @ np.asarray(w).T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dw, np.asarray(x).T @ np.ones((4, 8)), rtol=1e-5, atol=1e-5)
+        assert_product(jax.jit(f)(x, w), x, w)  # the gradient is that psum_scatter
+    else:
+        assert_product_and_gradients(f, x, w)
 
 
 def test_vmap_axis_name_is_summed_like_psum():
@@ -322,4 +324,4 @@ def test_nested_shard_map():
     f = jax.shard_map(
         outer, mesh=mesh, in_specs=(P("dp"), P()), out_specs=P("dp"), axis_names={"dp"}
     )
-    assert_dense(jax.jit(f)(x, w), x, w)
+    assert_product(jax.jit(f)(x, w), x, w)
