@@ -1,6 +1,7 @@
 """Tensor-parallel matmuls fused with their collective, for use inside `jax.shard_map`."""
 
 from entwine_jax.configuration import configure
+from entwine_jax.lowering import register_targets
 from entwine_jax.ops.allgather_matmul import allgather_matmul
 from entwine_jax.ops.column_parallel_matmul import column_parallel_matmul
 from entwine_jax.ops.matmul_allreduce import matmul_allreduce
@@ -9,6 +10,9 @@ from entwine_jax.runtime import is_available, why_unavailable
 from entwine_jax.schedule import Hardware, Problem, Schedule
 from entwine_jax.selection import explain, select_schedule
 from entwine_jax.version import __version__
+
+# Here, so that programs which were exported run in a process that lowers nothing.
+register_targets()
 
 __all__ = [
     "Hardware",

@@ -5,6 +5,7 @@ ENTWINE_JAX_DEADLINE_SECONDS   longest wait inside a kernel before it gives up (
 ENTWINE_JAX_WORKSPACE_MIB      peer memory a GPU, for all groups together (default 512)
 ENTWINE_JAX_MEASURED           file or folder with the user's tables of schedules and profiles of
                                hardware (default: the cache folder); off: no measured ones at all
+ENTWINE_JAX_GRAPHS             1: XLA may capture the fused calls in CUDA graphs (default 0)
 """
 
 import dataclasses
@@ -22,10 +23,12 @@ class Configuration:
     deadline_seconds: float = 10.0
     workspace_mib: int = 512
     measured: str = ""
+    graphs: bool = False
 
     def __post_init__(self):
-        if not isinstance(self.disabled, bool):
-            raise TypeError(f"disabled must be a bool, but it is {self.disabled!r}.")
+        for name in ("disabled", "graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be a bool, but it is {getattr(self, name)!r}.")
         if not self.deadline_seconds > 0:
             raise ValueError(
                 f"deadline_seconds must be greater than 0, but it is {self.deadline_seconds!r}."
@@ -46,13 +49,23 @@ def current() -> Configuration:
 
 
 def configure(**changes: Any) -> Configuration:
-    """Changes settings by name (`disabled`, `deadline_seconds`, `workspace_mib`, `measured`).
+    """Changes settings by name.
 
-    Programs that are already compiled keep their path (fused or lax); call this first.
+    They are `disabled`, `deadline_seconds`, `workspace_mib`, `measured` and `graphs`.
+    The deadline holds for calls from now on. Programs that are already compiled keep their path
+    (fused or lax, in graphs or not); call this first.
     """
     global _overridden
     _overridden = dataclasses.replace(current(), **changes)
+    for told in _watchers:
+        told(_overridden)
     return _overridden
+
+
+def watch(told: Callable[[Configuration], None]) -> None:
+    """Calls `told` with the settings in force, and again whenever `configure` changes them."""
+    told(current())
+    _watchers.append(told)
 
 
 def from_environment(environ: Mapping[str, str]) -> Configuration:
@@ -70,14 +83,17 @@ def from_environment(environ: Mapping[str, str]) -> Configuration:
     return Configuration(**fields)
 
 
+_SWITCH = {"": False, "0": False, "1": True}.__getitem__
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "ENTWINE_JAX_DISABLE": ("disabled", {"": False, "0": False, "1": True}.__getitem__, "0 or 1"),
+    "ENTWINE_JAX_DISABLE": ("disabled", _SWITCH, "0 or 1"),
     "ENTWINE_JAX_DEADLINE_SECONDS": ("deadline_seconds", float, "a number of seconds above 0"),
     "ENTWINE_JAX_WORKSPACE_MIB": ("workspace_mib", int, "a whole number of MiB, at least 1"),
     "ENTWINE_JAX_MEASURED": ("measured", str, "a path, or off"),
+    "ENTWINE_JAX_GRAPHS": ("graphs", _SWITCH, "0 or 1"),
 }
 
 _overridden: Configuration | None = None
+_watchers: list[Callable[[Configuration], None]] = []
 
 
 @functools.cache

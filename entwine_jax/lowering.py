@@ -1,7 +1,8 @@
 """The crossing to XLA: fused custom call or plain lax, decided once, when a program is lowered.
 
-The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v2`, platform CUDA; arrays are
-row-major and all of one dtype, bfloat16 or float16; w is [k, n], or [n, k] where w_transposed is 1:
+The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v2`, or those that XLA may
+capture in CUDA graphs, `entwine_jax.<op>.in_graphs.v2`, platform CUDA; arrays are row-major and all
+of one dtype, bfloat16 or float16; w is [k, n], or [n, k] where w_transposed is 1:
   matmul_allreduce      x [m, k], w -> y [m, n]
   matmul_reducescatter  x [m, k], w -> y [m / group_size, n]
                         rows of x are [num_batches, group_size, block], of y [num_batches, block]
@@ -47,8 +48,9 @@ def register_fused(primitive: Primitive, op: str, in_lax: Callable[..., Any]) ->
 
 
 def target_name(op: str) -> str:
-    """The custom call's name."""
-    return f"entwine_jax.{op}.v{CALL_VERSION}"
+    """The custom call's name; another one where XLA may capture the call in a CUDA graph."""
+    kind = ".in_graphs" if configuration.current().graphs else ""
+    return f"entwine_jax.{op}{kind}.v{CALL_VERSION}"
 
 
 def why_lax(
@@ -83,7 +85,6 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
             _warn_of_workspace(call)
         return lax_rule(ctx, x, w, *other_ws, **params)
     _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
-    _register_targets()
     # Results are one product for each weight and, of the all-gather, the gathered x.
     y_aval, *rest_avals = ctx.avals_out
     rest_avals = rest_avals[len(other_ws) :]
@@ -183,18 +184,15 @@ def replica_groups(mesh_shape, axis_name: tuple) -> np.ndarray:
     return np.ascontiguousarray(ids.reshape(group_size, -1).T).ravel()
 
 
-def _register_targets() -> None:
-    """Makes the handlers known to XLA (once) and hands the library the deadline in force."""
+def register_targets() -> None:
+    """Makes the handlers known to XLA and hands the library the deadline, now and once it changes.
+
+    To be called once. No backend is started: JAX keeps the handlers until one is. Without a
+    compiled CUDA part this does nothing.
+    """
     ffi = runtime.load_ffi()
     if ffi is None or not ffi.build_info()["cuda"]:
-        return  # a program lowered for CUDA on a machine that cannot run it
-    _register_targets_once()
-    ffi.set_deadline(configuration.current().deadline_seconds)
-
-
-@functools.cache
-def _register_targets_once() -> None:
-    ffi = runtime.load_ffi()
-    assert ffi is not None
+        return
     for name, handlers in ffi.registrations().items():
         jax.ffi.register_ffi_target(name, handlers, platform="CUDA")
+    configuration.watch(lambda settings: ffi.set_deadline(settings.deadline_seconds))

@@ -44,10 +44,10 @@ def hardware() -> Hardware:
 
 
 def load_ffi() -> ModuleType | None:
-    """The compiled module, or None where the package runs from sources that were not built."""
+    """The compiled module, or None where it was not built, or not for this system."""
     try:
         return importlib.import_module("entwine_jax._ffi")
-    except ModuleNotFoundError:
+    except ImportError:
         return None
 
 
@@ -101,7 +101,7 @@ def _check_library() -> Iterator[Check]:
     topic, ffi = "kernel library", load_ffi()
     rebuild = "Build both from the same sources: `pip install .`."
     if ffi is None:
-        yield Check(topic, "entwine_jax._ffi is not built", False, "Run `pip install .`.")
+        yield Check(topic, "entwine_jax._ffi is not built for this system", False, rebuild)
         return
     info = ffi.build_info()
     if info["version"] != __version__:

@@ -7,7 +7,7 @@ from entwine_jax.configuration import Configuration, from_environment
 
 
 def test_defaults():
-    assert from_environment({}) == Configuration(False, 10.0, 512, "")
+    assert from_environment({}) == Configuration(False, 10.0, 512, "", False)
     assert Configuration().workspace_bytes == 512 * 2**20
 
 
@@ -17,8 +17,9 @@ def test_every_variable():
         "ENTWINE_JAX_DEADLINE_SECONDS": "2.5",
         "ENTWINE_JAX_WORKSPACE_MIB": "64",
         "ENTWINE_JAX_MEASURED": "off",
+        "ENTWINE_JAX_GRAPHS": "1",
     }
-    assert from_environment(environ) == Configuration(True, 2.5, 64, "off")
+    assert from_environment(environ) == Configuration(True, 2.5, 64, "off", True)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,21 @@ def test_configure_overrides_the_environment(monkeypatch):
     assert configuration.current() == dataclasses.replace(before, deadline_seconds=3.0)
 
 
+def test_who_watches_is_told_at_once_and_of_every_change(monkeypatch):
+    monkeypatch.setattr(configuration, "_overridden", None)
+    monkeypatch.setattr(configuration, "_watchers", [])
+    told = []
+    configuration.watch(told.append)
+    configuration.configure(deadline_seconds=3.0)
+    assert [settings.deadline_seconds for settings in told] == [10.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
         ({"workspace_mib": 0}, ValueError),
         ({"disabled": 1}, TypeError),
+        ({"graphs": None}, TypeError),
         ({"measured": None}, TypeError),
         ({"nope": 1}, TypeError),
     ],

@@ -10,7 +10,7 @@ from jax import export
 from jax.sharding import NamedSharding
 from sharded import PRODUCTS, make_mesh, random_operands, specs_of
 
-from entwine_jax import lowering
+from entwine_jax import configuration, lowering
 from entwine_jax.schedule.problem import OPS
 
 M, K, N = 4096, 32768, 8192  # large enough for the selector to fuse
@@ -40,6 +40,18 @@ def test_the_fused_call_survives_the_round_trip(kind):
     assert calls[0] in map(lowering.target_name, OPS)
     assert read.nr_devices == 4
     assert list(map(str, read.out_avals)) == list(map(str, program.out_avals))
+
+
+@pytest.mark.usefixtures("fused_lowering")
+@pytest.mark.parametrize("kind", ["allreduce", "reducescatter", "allgather"])
+def test_calls_that_graphs_may_hold_have_names_of_their_own(monkeypatch, kind):
+    (plain,) = re.findall(r"@(entwine\S+?)\(", exported(kind, ["cuda"]).mlir_module())
+    monkeypatch.setattr(configuration, "_overridden", configuration.Configuration(graphs=True))
+    switch = [export.DisabledSafetyCheck.custom_call(lowering.target_name(op)) for op in OPS]
+    (captured,) = re.findall(
+        r"@(entwine\S+?)\(", exported(kind, ["cuda"], checks=switch).mlir_module()
+    )
+    assert captured == plain.replace(".v", ".in_graphs.v")
 
 
 @pytest.mark.usefixtures("fused_lowering")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import entwine_jax
-from entwine_jax import _ffi, lowering
+from entwine_jax import _ffi, configuration, lowering
 from entwine_jax.schedule.problem import OPS
 
 MODULE = Path(_ffi.__file__)
@@ -72,10 +72,30 @@ def test_device_code_is_for_sm_90a():
     assert "sm_90a" not in output(CUOBJDUMP, "--list-ptx", str(MODULE))
 
 
+RECORDS = """
+import jax
+names = []
+jax.ffi.register_ffi_target = lambda name, handlers, platform: names.append((name, platform))
+import entwine_jax
+# Raises once a backend runs.
+jax.config.update("jax_num_cpu_devices", 3)
+print(*(word for name in names for word in name))
+"""
+
+
 @needs_cuda_build
-def test_handlers_of_every_stage_are_registered():
+def test_import_registers_the_handlers_and_starts_no_backend():
+    done = output(sys.executable, "-c", RECORDS)
+    assert done.split() == [str(x) for name in _ffi.registrations() for x in (name, "CUDA")]
+
+
+@needs_cuda_build
+def test_handlers_of_every_stage_are_there(monkeypatch):
     targets = _ffi.registrations()
-    assert set(targets) == set(map(lowering.target_name, OPS))
+    names = [lowering.target_name(op) for op in OPS]
+    monkeypatch.setattr(configuration, "_overridden", configuration.Configuration(graphs=True))
+    assert set(targets) == {*names, *map(lowering.target_name, OPS)}
+    assert len(targets) == 2 * len(OPS)
     for handlers in targets.values():
         assert set(handlers) == {"prepare", "initialize", "execute"}
 

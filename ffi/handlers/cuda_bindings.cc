@@ -20,16 +20,13 @@ nb::capsule handler(XLA_FFI_Error* (*function)(XLA_FFI_CallFrame*)) {
 
 nb::dict registrations() {
   nb::dict targets;
-  const auto add = [&](const char* target, XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)) {
+  for (const Target& target : kTargets) {
     nb::dict stages;
     stages["prepare"] = handler(prepare_call);
     stages["initialize"] = handler(initialize_call);
-    stages["execute"] = handler(execute);
-    targets[target] = stages;
-  };
-  add("entwine_jax.matmul_allreduce.v2", execute_allreduce);
-  add("entwine_jax.matmul_reducescatter.v2", execute_reducescatter);
-  add("entwine_jax.allgather_matmul.v2", execute_allgather);
+    stages["execute"] = handler(target.execute);
+    targets[target.name] = stages;
+  }
   return targets;
 }
 
@@ -151,6 +148,8 @@ void bind_cuda(nb::module_& m) {
   m.def("registrations", registrations,
         nb::sig("def registrations() -> dict[str, dict[str, object]]"),
         "Custom call targets: name -> stage -> handler.");
+  m.def("num_executions", num_executions,
+        "How often XLA has called a handler to execute a call; not where it replays a CUDA graph.");
   m.def("driver_version", driver_version, "The CUDA version of the driver, e.g. 13000; 0 if none.");
   m.def("probe_devices", probe_devices, nb::sig("def probe_devices() -> list[dict[str, object]]"),
         "The GPUs and which of them reach each other. RuntimeError with CUDA's words if it fails.");

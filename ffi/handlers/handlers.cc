@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -98,10 +100,15 @@ ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives
   });
 }
 
-// `decode` makes the Call; it is called on the device of the handler.
+std::atomic<int64_t> executions{0};
+
+// `decode` makes the Call; it is called on the device of the handler. While XLA captures a CUDA graph
+// this enqueues nothing but adds the launch to the graph, so that it must not wait or allocate, and
+// whatever changes from run to run must be read from device memory by the kernel.
 template <class Decode>
 ffi::Error execute(cudaStream_t stream, int32_t device, Extension collectives,
                    const Attributes& attributes, Decode decode) {
+  executions++;
   return guarded([&] {
     const std::string failure = last_failure();
     if (!failure.empty()) throw std::runtime_error(failure);
@@ -150,7 +157,46 @@ auto bind_operands() {
       .Arg<ffi::AnyBuffer>();
 }
 
+template <bool kInGraphs, class Binding, class Function>
+auto* make_handler(Binding&& binding, Function function) {
+  if constexpr (kInGraphs) {
+    return binding.To(function, {ffi::Traits::kCmdBufferCompatible}).release();
+  } else {
+    return binding.To(function).release();
+  }
+}
+
+template <bool kInGraphs>
+XLA_FFI_Error* execute_allreduce(XLA_FFI_CallFrame* frame) {
+  static auto* handler =
+      make_handler<kInGraphs>(bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>(), allreduce);
+  return handler->Call(frame);
+}
+
+template <bool kInGraphs>
+XLA_FFI_Error* execute_reducescatter(XLA_FFI_CallFrame* frame) {
+  static auto* handler = make_handler<kInGraphs>(
+      bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>(), reducescatter);
+  return handler->Call(frame);
+}
+
+template <bool kInGraphs>
+XLA_FFI_Error* execute_allgather(XLA_FFI_CallFrame* frame) {
+  static auto* handler = make_handler<kInGraphs>(
+      bind_operands().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Attrs<Attributes>(), allgather);
+  return handler->Call(frame);
+}
+
 }  // namespace
+
+const std::array<Target, 6> kTargets{{
+    {"entwine_jax.matmul_allreduce.v2", execute_allreduce<false>},
+    {"entwine_jax.matmul_reducescatter.v2", execute_reducescatter<false>},
+    {"entwine_jax.allgather_matmul.v2", execute_allgather<false>},
+    {"entwine_jax.matmul_allreduce.in_graphs.v2", execute_allreduce<true>},
+    {"entwine_jax.matmul_reducescatter.in_graphs.v2", execute_reducescatter<true>},
+    {"entwine_jax.allgather_matmul.in_graphs.v2", execute_allgather<true>},
+}};
 
 XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::BindPrepare()
@@ -173,26 +219,6 @@ XLA_FFI_Error* initialize_call(XLA_FFI_CallFrame* frame) {
   return handler->Call(frame);
 }
 
-XLA_FFI_Error* execute_allreduce(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>().To(allreduce).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* execute_reducescatter(XLA_FFI_CallFrame* frame) {
-  static auto* handler =
-      bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>().To(reducescatter).release();
-  return handler->Call(frame);
-}
-
-XLA_FFI_Error* execute_allgather(XLA_FFI_CallFrame* frame) {
-  static auto* handler = bind_operands()
-                             .Ret<ffi::AnyBuffer>()
-                             .Ret<ffi::AnyBuffer>()
-                             .Attrs<Attributes>()
-                             .To(allgather)
-                             .release();
-  return handler->Call(frame);
-}
+int64_t num_executions() { return executions.load(); }
 
 }  // namespace entwine

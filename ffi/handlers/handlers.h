@@ -1,14 +1,26 @@
 // The handlers behind the custom calls entwine_jax.<op>.v2. Prepare and Initialize are the same for all.
 #pragma once
 
+#include <array>
+#include <cstdint>
+
 #include "xla/ffi/api/c_api.h"
 
 namespace entwine {
 
+struct Target {
+  const char* name;
+  XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*);
+};
+
+// Every op twice: as a call that XLA makes in every run, and as one that it may capture in a CUDA graph
+// (entwine_jax.<op>.in_graphs.v2).
+extern const std::array<Target, 6> kTargets;
+
 XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* initialize_call(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* execute_allreduce(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* execute_reducescatter(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* execute_allgather(XLA_FFI_CallFrame* frame);
+
+// Of all Execute handlers, since the library was loaded. The replay of a graph is none.
+int64_t num_executions();
 
 }  // namespace entwine

@@ -1,0 +1,44 @@
+"""Calls in CUDA graphs: captured where that is asked for, replayed, moved. In under 3 minutes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from processes import in_a_process
+
+pytestmark = pytest.mark.gpu
+
+FOLDER = Path(__file__).parent
+
+
+def run(scenario):
+    done = in_a_process(FOLDER / "captured_calls.py", scenario, timeout=150)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == 0
+    return found
+
+
+def test_a_handler_runs_in_every_run_unless_graphs_are_asked_for():
+    found = run("captured")
+    assert found["plain"] == [found["a_run"]] * 5
+    # XLA runs a program once as it is, then captures it, and again where its buffers have moved.
+    assert found["in_graphs"][0] == found["a_run"]
+    assert found["in_graphs"][-3:] == [0, 0, 0]
+
+
+def test_ten_thousand_replays():
+    found = run("replayed")
+    assert found["executions"] < found["calls"] / 100
+
+
+def test_buffers_that_move():
+    """Some ranks replay while others record anew."""
+    found = run("moved")
+    assert 20 < found["executions"] < found["calls"] / 2
+
+
+@pytest.mark.parametrize("kinds", [("ours", "psum"), ("both", "both")], ids="-".join)
+def test_two_programs_from_two_threads(kinds):
+    done = in_a_process(FOLDER / "two_threads.py", *kinds, 100, timeout=100, ENTWINE_JAX_GRAPHS="1")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
