@@ -1,11 +1,8 @@
-"""What production does to the kernels: wrong attributes, order, hard numbers, lateness, memory.
+"""What production does to the kernels: wrong attributes, order, hard numbers, lateness.
 
 In under 3 minutes on 2 GPUs. What may hang runs in a process of its own, with a time limit.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -16,6 +13,7 @@ from exact import assert_as_exact_as, assert_same_on_all_ranks
 from jax import export, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from processes import in_a_process
 from sharded import PRODUCTS, exact, make_mesh, specs_of
 
 import entwine_jax
@@ -295,20 +293,6 @@ def test_a_thousand_runs_under_load_are_bitwise_equal(schedule):
 # ---- Late and missing ranks, other programs and few SMs
 
 
-def in_a_process(*command, timeout=60, **environ):
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        # This process holds most of the memory.
-        env={**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **environ},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("kinds", [("ours", "psum"), ("both", "both")], ids="-".join)
 def test_two_programs_from_two_threads(kinds):
     program = Path(__file__).with_name("two_threads.py")
@@ -431,50 +415,3 @@ def test_last_tiles_in_halves(op, num_ranks):
         num_calls=24,
     )
     assert (result["wrong_partials"], result["wrong_elements"]) == (0, 0)
-
-
-# ---- Memory
-
-
-def test_memory_does_not_grow():
-    """Over 10,000 calls of three ops in loops: neither XLA's memory nor that of the device."""
-    from entwine_jax import _ffi, configuration
-
-    programs = []
-    for kind in FUSED:
-        x, w = place(kind, *normal(512, 512, 512))
-        *in_specs, _ = specs_of(kind)
-        op = getattr(entwine_jax, OPS[FUSED.index(kind)])
-
-        def local(x, w, op=op):
-            def step(x, _):
-                y = op(x, w, "tp", schedule=WIDE)
-                x, y = lax.optimization_barrier((x, y))
-                return x, jnp.sum(y.astype(jnp.float32))
-
-            return lax.scan(step, x, length=100)[1][None]
-
-        mesh = make_mesh((num_gpus(),))
-        mapped = jax.shard_map(
-            local, mesh=mesh, in_specs=tuple(in_specs), out_specs=P("tp"), check_vma=False
-        )
-        programs.append((jax.jit(mapped), x, w))
-
-    def run():
-        for f, x, w in programs:
-            jax.block_until_ready(f(x, w))
-
-    def held():
-        in_use = [d.memory_stats()["bytes_in_use"] for d in jax.devices()[: num_gpus()]]
-        free = [gpu["free_bytes"] for gpu in _ffi.probe_devices()]
-        return in_use, free, sorted(map(str, _ffi.workspace_report()))
-
-    run()
-    before = held()
-    for _ in range(34):
-        run()
-    assert held() == before
-    limit = configuration.current().workspace_bytes
-    for device in range(num_gpus()):
-        rows = [row for row in _ffi.workspace_report() if row["device"] == device]
-        assert 0 < sum(row["slot_bytes"] for row in rows) <= limit
