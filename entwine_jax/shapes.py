@@ -1,6 +1,7 @@
 """What the ops accept, and the messages for what they do not."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,38 @@ from jax import lax
 from entwine_jax.schedule import Schedule
 
 
-def check_operands(op: str, x: Any, *ws: Any) -> np.dtype:
-    """Returns the dtype of the result: that of `x @ w` by JAX's promotion rules, over all weights.
+class Call(NamedTuple):
+    """What every op is called with, once it is known to be right.
 
-    Raises TypeError for what is not a numeric array, ValueError for shapes that do not multiply.
+    Attributes:
+        x: [..., m, k], in the dtype of the result: that to which JAX promotes x and all weights.
+        ws: weights [k, n] in the same dtype.
+        axes: the names of the mesh axes.
+        num_ranks: the product of their sizes.
     """
+
+    x: jax.Array
+    ws: tuple[jax.Array, ...]
+    axes: tuple[str, ...]
+    num_ranks: int
+
+
+def check_call(op: str, x: Any, ws: Sequence[Any], axis_name: Any, schedule: Any) -> Call:
+    """Checks the arguments that all ops have.
+
+    Raises:
+        TypeError: an operand is not a numeric array, or schedule not a Schedule.
+        ValueError: shapes that do not multiply, no weights, or an axis name that is not bound here.
+    """
+    _check_operands(op, x, ws)
+    dtype = jnp.result_type(x, *ws)
+    axes, num_ranks = _check_axis_name(op, axis_name)
+    _check_schedule(op, schedule)
+    x, *ws = (lax.convert_element_type(v, dtype) for v in (x, *ws))
+    return Call(x, tuple(ws), axes, num_ranks)
+
+
+def _check_operands(op: str, x: Any, ws: Sequence[Any]) -> None:
     if not ws:
         raise ValueError(f"{op}: w must hold at least one weight, but it is ().")
     names = ["w"] if len(ws) == 1 else [f"w[{i}]" for i in range(len(ws))]
@@ -27,7 +55,6 @@ def check_operands(op: str, x: Any, *ws: Any) -> np.dtype:
         )
     for name, w in zip(names, ws, strict=True):
         _check_weight(op, name, w, x)
-    return jnp.result_type(x, *ws)
 
 
 def _check_array(op: str, name: str, operand: Any) -> None:
@@ -83,11 +110,8 @@ def check_divisible(op: str, argument: str, dimension: int, x: Any, num_ranks: i
         )
 
 
-def check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:
-    """Returns the axis names as a tuple, and the number of ranks: the product of their sizes.
-
-    Raises ValueError for an empty tuple, a repeated name and a name that is not bound here.
-    """
+def _check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:
+    """Returns the axis names as a tuple, and the number of ranks: the product of their sizes."""
     axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     if not axes:
         raise ValueError(f"{op}: axis_name must name at least one mesh axis, but it is ().")
@@ -107,8 +131,7 @@ def check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:
     return axes, num_ranks
 
 
-def check_schedule(op: str, schedule: Any) -> None:
-    """Raises TypeError for anything but a `Schedule` or None."""
+def _check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(
             f"{op}: schedule must be an entwine_jax.Schedule or None, "

@@ -1,7 +1,6 @@
 """column_parallel_matmul: `x @ w` for a replicated x, with a derivative that is fused."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -47,13 +46,9 @@ def column_parallel_matmul(
       ValueError: shapes that do not multiply, an empty tuple of weights, or an axis name that is
         not bound here.
     """
-    op = "column_parallel_matmul"
     several = isinstance(w, tuple | list)
-    ws = tuple(w) if several else (w,)
-    dtype = shapes.check_operands(op, x, *ws)
-    axes, num_ranks = shapes.check_axis_name(op, axis_name)
-    shapes.check_schedule(op, schedule)
-    x, *ws = (lax.convert_element_type(v, dtype) for v in (x, *ws))
+    ws = w if several else (w,)
+    x, ws, axes, num_ranks = shapes.check_call("column_parallel_matmul", x, ws, axis_name, schedule)
     if primitive.can_bind(axes, x, *ws) and _is_known_as_replicated(x, ws[0], set(axes)):
         ys = _bind(x, ws, axes, num_ranks, schedule)
     else:
@@ -68,17 +63,16 @@ def _is_known_as_replicated(x, w, axes):
 
 
 def _bind(x, ws, axes, num_ranks, schedule):
-    *leading, k = x.shape
     ys = primitive.bind_replicated(
         column_parallel_matmul_p,
-        x.reshape(math.prod(leading), k),
+        primitive.fold_rows(x),
         *ws,
         axis_name=axes,
         num_ranks=num_ranks,
         schedule=schedule,
         w_transposed=False,
     )
-    return [y.reshape(*leading, y.shape[1]) for y in ys]
+    return [y.reshape(*x.shape[:-1], y.shape[1]) for y in ys]
 
 
 @column_parallel_matmul_p.def_abstract_eval
@@ -108,12 +102,7 @@ def _transpose(cts, x, *ws, w_transposed, **params):
     # Of the two ops that transpose each other only one communicates, so a schedule is always its.
     if not ad.is_undefined_primal(x):
         x = lax.pcast(x, params["axis_name"], to="varying")
-        return None, *(
-            ad.Zero(w.aval)
-            if primitive.is_zero(ct)
-            else primitive.weight_cotangent(x, ct, w_transposed)
-            for ct, w in zip(cts, ws, strict=True)
-        )
+        return None, *primitive.weight_cotangents(x, cts, ws, w_transposed)
     terms = [
         matmul_allreduce_p.bind(ct, w, w_transposed=not w_transposed, **params)
         for ct, w in primitive.join(cts, ws, w_transposed)

@@ -1,7 +1,5 @@
 """matmul_allreduce: `psum(x @ w)` over mesh axes, in one kernel per GPU where one can run."""
 
-import math
-
 import jax
 from jax import lax
 from jax.interpreters import ad
@@ -41,24 +39,19 @@ def matmul_allreduce(
       TypeError: x or w is not a numeric array, or schedule is not a Schedule.
       ValueError: shapes that do not multiply, or an axis name that is not bound here.
     """
-    op = "matmul_allreduce"
-    dtype = shapes.check_operands(op, x, w)
-    axes, num_ranks = shapes.check_axis_name(op, axis_name)
-    shapes.check_schedule(op, schedule)
-    x, w = lax.convert_element_type(x, dtype), lax.convert_element_type(w, dtype)
+    x, (w,), axes, num_ranks = shapes.check_call("matmul_allreduce", x, (w,), axis_name, schedule)
     if not primitive.can_bind(axes, x, w):
         return reference.matmul_allreduce(x, w, axes)
-    *leading, k = x.shape
     y = primitive.bind(
         matmul_allreduce_p,
-        x.reshape(math.prod(leading), k),
+        primitive.fold_rows(x),
         w,
         axis_name=axes,
         num_ranks=num_ranks,
         schedule=schedule,
         w_transposed=False,
     )
-    return y.reshape(*leading, w.shape[1])
+    return y.reshape(*x.shape[:-1], w.shape[1])
 
 
 @matmul_allreduce_p.def_abstract_eval

@@ -5,7 +5,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.interpreters import ad, batching
 
 from entwine_jax import lowering, reference, shapes
@@ -49,18 +48,15 @@ def matmul_reducescatter(
         that x does not have, that is the last one or that P does not divide.
     """
     op = "matmul_reducescatter"
-    dtype = shapes.check_operands(op, x, w)
-    axes, num_ranks = shapes.check_axis_name(op, axis_name)
+    x, (w,), axes, num_ranks = shapes.check_call(op, x, (w,), axis_name, schedule)
     dimension = shapes.check_dimension(op, "scatter_dimension", scatter_dimension, x)
     shapes.check_divisible(op, "scatter_dimension", dimension, x, num_ranks)
-    shapes.check_schedule(op, schedule)
-    x, w = lax.convert_element_type(x, dtype), lax.convert_element_type(w, dtype)
     if not primitive.can_bind(axes, x, w):
         return reference.matmul_reducescatter(x, w, axes, scatter_dimension=dimension)
-    *leading, k = x.shape
+    leading = list(x.shape[:-1])
     y = primitive.bind(
         matmul_reducescatter_p,
-        x.reshape(math.prod(leading), k),
+        primitive.fold_rows(x),
         w,
         axis_name=axes,
         num_ranks=num_ranks,

@@ -13,6 +13,7 @@ And of those that scatter or gather rows:
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,11 @@ def can_bind(axes: Axes, *operands: jax.Array) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     pending = any(jax.typeof(v).mat.unreduced or jax.typeof(v).mat.reduced for v in operands)
     return mesh.are_all_axes_manual and set(axes) <= set(mesh.axis_names) and not pending
+
+
+def fold_rows(x: jax.Array) -> jax.Array:
+    """`x` [..., m, k] as [rows, k]."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def bind(primitive: Primitive, *operands: jax.Array, axis_name: Axes, **params: Any) -> Any:
@@ -79,6 +85,16 @@ def weight_cotangent(x: jax.Array, ct: jax.Array, w_transposed: bool) -> jax.Arr
     """x^T @ ct [k, n] for x [m, k] and ct [m, n], or its transpose, as the weight is given."""
     operands = (ct, x) if w_transposed else (x, ct)
     return lax.dot_general(*operands, (((0,), (0,)), ((), ())))
+
+
+def weight_cotangents(
+    x: jax.Array, cts: Sequence[Any], ws: Sequence[Any], w_transposed: bool
+) -> list[Any]:
+    """Of several products of one x; zero where that of a product is."""
+    return [
+        ad.Zero(w.aval) if is_zero(ct) else weight_cotangent(x, ct, w_transposed)
+        for ct, w in zip(cts, ws, strict=True)
+    ]
 
 
 def of_transpose(params: dict[str, Any]) -> dict[str, Any]:
