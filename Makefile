@@ -1,4 +1,4 @@
-# make example | test | test-gpu | lint | build | inplace | clean
+# make example | test | test-gpu | sanitize | lint | build | inplace | clean
 #
 # Without PYTHON=..., these make .venv and install what they need into it (first run: minutes).
 # With PYTHON=/path/to/python they use that environment as it is and install nothing.
@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := test
-.PHONY: example test test-gpu lint build inplace clean
+.PHONY: example test test-gpu sanitize lint build inplace clean
 
 # The oldest supported JAX: the compiled module runs on this one and on newer ones.
 JAX_VERSION := 0.11.2
@@ -42,6 +42,9 @@ test: $(ready) lint
 
 test-gpu: $(ready)
 	$(python) -m pytest -m gpu
+
+sanitize: $(ready)
+	$(python) tools/sanitize.py
 
 lint: $(ready)
 	@tools/lint $(python)
