@@ -187,11 +187,11 @@ def replica_groups(mesh_shape, axis_name: tuple) -> np.ndarray:
 def register_targets() -> None:
     """Makes the handlers known to XLA and hands the library the deadline, now and once it changes.
 
-    To be called once. No backend is started: JAX keeps the handlers until one is. Without a
-    compiled CUDA part this does nothing.
+    To be called once. No backend is started: JAX keeps the handlers until one is. Does nothing
+    without a compiled CUDA part, or in a JAX whose CUDA backend would not start with the handlers.
     """
     ffi = runtime.load_ffi()
-    if ffi is None or not ffi.build_info()["cuda"]:
+    if ffi is None or not ffi.build_info()["cuda"] or not runtime.supports_jax():
         return
     for name, handlers in ffi.registrations().items():
         jax.ffi.register_ffi_target(name, handlers, platform="CUDA")

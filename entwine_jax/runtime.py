@@ -86,13 +86,17 @@ def _check_switch() -> Check:
     )
 
 
+def supports_jax() -> bool:
+    """Whether XLA's collectives extension has the form that the handlers use, in this JAX."""
+    return OLDEST_JAX <= jax.__version_info__ < FIRST_UNSUPPORTED_JAX
+
+
 def _check_jax_version() -> Check:
-    # The range in which XLA's collectives extension keeps the form that the handlers use.
     oldest, end = (".".join(map(str, v)) for v in (OLDEST_JAX, FIRST_UNSUPPORTED_JAX))
     return Check(
         "FFI collectives extension",
         f"jax {jax.__version__}",
-        OLDEST_JAX <= jax.__version_info__ < FIRST_UNSUPPORTED_JAX,
+        supports_jax(),
         f"Install jax>={oldest},<{end}.",
     )
 
