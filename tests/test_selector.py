@@ -280,7 +280,7 @@ def test_choice_does_not_hang_on_the_process():
 
 def test_modules_import_neither_jax_nor_the_rest_of_the_package():
     folder = Path(entwine_jax.schedule.__file__).parent
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

@@ -268,6 +268,8 @@ def test_same_input_same_timeline(op):
         ({"hardware": replace(H200, num_sms=4)}, COMM_CTAS, {}, "leaves no SM"),
         ({"op": ALLGATHER}, Schedule(num_spare_warps=0), {}, "num_spare_warps = 0"),
         ({"op": ALLGATHER}, COMM_CTAS, {}, "num_comm_ctas = 4: the all-gather has none"),
+        ({"op": ALLGATHER}, Schedule(narrow_tail=1), {}, "narrow_tail = 1: the all-gather has"),
+        ({"op": ALLGATHER}, Schedule(rows_per_launch=128), {}, "the all-gather is one launch"),
         ({}, WIDE, {"start_us": [0, 0, 0]}, "must have num_ranks = 2 values"),
         ({}, WIDE, {"start_us": [0, -1]}, "start_us"),
         ({}, WIDE, {"matmul_factor": [0, 1]}, "matmul_factor"),

@@ -233,7 +233,7 @@ def test_explain_plots_the_timeline_and_the_costs(tmp_path, capsys):
     assert main(["explain", *SIZES, *in_halves, "--plot", str(plot)]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert main(["explain", "--m=8", "--n=9", "--k=8", "--ranks=2", "--plot", str(plot)]) == 2
-    assert "nothing to draw: n = 9" in capsys.readouterr().err
+    assert "nothing to draw: local n = 9" in capsys.readouterr().err
 
 
 def test_costs_are_drawn_for_every_number_of_communication_ctas():

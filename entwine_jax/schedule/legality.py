@@ -45,14 +45,33 @@ def why_not_fusible(n_local: int, k_local: int, dtype: str, num_ranks: int) -> s
     return None
 
 
+def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
+    """Which rule of the GPU or of the op a schedule breaks, whatever the workspace."""
+    if schedule.num_comm_ctas >= problem.hardware.num_sms:
+        return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
+    if problem.op != ALLGATHER:
+        return None
+    if schedule.num_spare_warps == 0:
+        return "num_spare_warps = 0: the all-gather sends its rows with them"
+    if schedule.num_comm_ctas:
+        return f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none"
+    if schedule.narrow_tail:
+        return f"narrow_tail = {schedule.narrow_tail}: the all-gather has tiles of one shape"
+    if schedule.rows_per_launch:
+        return f"rows_per_launch = {schedule.rows_per_launch}: the all-gather is one launch"
+    return None
+
+
 def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rejection:
     """The schedule with the rows per launch that the slots allow, or why it cannot run.
 
     Rows per launch that the schedule already names are checked, not changed.
     """
-    reason = why_not_fusible(
-        problem.n_local, problem.k_local, problem.dtype, problem.num_ranks
-    ) or _why_unfit(problem, schedule, slot_bytes)
+    reason = (
+        why_not_fusible(problem.n_local, problem.k_local, problem.dtype, problem.num_ranks)
+        or why_unfit(problem, schedule)
+        or _why_not_in_workspace(problem, schedule, slot_bytes)
+    )
     if reason is not None:
         return Rejection(schedule, reason)
     if schedule.rows_per_launch:
@@ -73,22 +92,10 @@ def num_flags(slot_bytes: int) -> int:
     return max(slot_bytes // NUM_PARITIES // SMALLEST_TILE_BYTES, FEWEST_FLAGS)
 
 
-def _why_unfit(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | None:
-    """Which rule of the workspace, of the GPU or of the op the schedule breaks."""
+def _why_not_in_workspace(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | None:
+    """What the workspace lacks, however the problem is split into launches."""
     if slot_bytes == 0:
         return "the workspace is used up by other device groups"
-    if schedule.num_comm_ctas >= problem.hardware.num_sms:
-        return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
-    if problem.op != ALLGATHER:
-        return None
-    if num_pieces(problem, schedule) > num_flags(slot_bytes):
+    if problem.op == ALLGATHER and num_pieces(problem, schedule) > num_flags(slot_bytes):
         return f"the workspace has flags for {num_flags(slot_bytes)} pieces of rows only"
-    if schedule.num_spare_warps == 0:
-        return "num_spare_warps = 0: the all-gather sends its rows with them"
-    if schedule.num_comm_ctas:
-        return f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none"
-    if schedule.narrow_tail:
-        return f"narrow_tail = {schedule.narrow_tail}: the all-gather has tiles of one shape"
-    if schedule.rows_per_launch:
-        return f"rows_per_launch = {schedule.rows_per_launch}: the all-gather is one launch"
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from entwine_jax.schedule.simulate_rank import NUM_WARPS
+from entwine_jax.schedule.simulate.rank import NUM_WARPS
 from entwine_jax.schedule.timeline import Kind
 
 

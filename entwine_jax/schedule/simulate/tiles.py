@@ -6,8 +6,8 @@ from dataclasses import replace
 from entwine_jax.schedule.layout import ceil_div, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
-from entwine_jax.schedule.simulate_rank import Tile
-from entwine_jax.schedule.simulate_rates import PANEL_COLUMNS, UNIT_BYTES, mainloop_us, spread_us
+from entwine_jax.schedule.simulate.rank import Tile
+from entwine_jax.schedule.simulate.rates import PANEL_COLUMNS, UNIT_BYTES, mainloop_us, spread_us
 from entwine_jax.schedule.tile_order import (
     TileItem,
     allgather_place,

@@ -8,7 +8,7 @@ tiles reduce and forward, or send the rows that the all-gather's tiles wait for,
 ranks may differ.
 
 The queues are those of messages of a tile or a unit, not of packets, and the caches and the
-memory of a GPU appear only in the times of steps (`simulate_rates`).
+memory of a GPU appear only in the times of steps (`rates`).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from entwine_jax.schedule.layout import ceil_div, launches
+from entwine_jax.schedule.legality import why_unfit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
-from entwine_jax.schedule.simulate_ctas import ComputeCta
-from entwine_jax.schedule.simulate_gather import Gather
-from entwine_jax.schedule.simulate_links import EventQueue, Links
-from entwine_jax.schedule.simulate_rank import NUM_WARPS, Cta, Rank, Tile, World
-from entwine_jax.schedule.simulate_rates import BUFFER_US, rates_of
-from entwine_jax.schedule.simulate_reduction import Reduction
-from entwine_jax.schedule.simulate_tiles import tiles_of
+from entwine_jax.schedule.simulate.ctas import ComputeCta
+from entwine_jax.schedule.simulate.gather import Gather
+from entwine_jax.schedule.simulate.links import EventQueue, Links
+from entwine_jax.schedule.simulate.rank import NUM_WARPS, Cta, Rank, Tile, World
+from entwine_jax.schedule.simulate.rates import BUFFER_US, rates_of
+from entwine_jax.schedule.simulate.reduction import Reduction
+from entwine_jax.schedule.simulate.tiles import tiles_of
 from entwine_jax.schedule.timeline import EVENT, Kind, RankSummary, summarize
 
 MAX_SIMULATED_RANKS = 72  # of one NVLink domain
@@ -104,12 +105,9 @@ def _check(problem: Problem, schedule: Schedule, starts: list[float], factors: l
         raise ValueError(f"dtype = {problem.dtype}: must be bfloat16 or float16")
     if not schedule.fused:
         raise ValueError(f"schedule = {schedule}: must be a fused one")
-    if schedule.num_comm_ctas >= problem.hardware.num_sms:
-        raise ValueError(f"num_comm_ctas = {schedule.num_comm_ctas}: leaves no SM for the matmul")
-    if problem.op == ALLGATHER and schedule.num_spare_warps == 0:
-        raise ValueError("num_spare_warps = 0: the all-gather sends its rows with them")
-    if problem.op == ALLGATHER and schedule.num_comm_ctas:
-        raise ValueError(f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none")
+    reason = why_unfit(problem, schedule)
+    if reason is not None:
+        raise ValueError(reason)
     if not all(start >= 0 for start in starts):
         raise ValueError(f"start_us = {starts}: must be 0 or more")
     if not all(factor > 0 for factor in factors):

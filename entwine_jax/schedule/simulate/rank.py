@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from entwine_jax.schedule.simulate_links import EventQueue, Links
-from entwine_jax.schedule.simulate_rates import FENCE_US, Rates
+from entwine_jax.schedule.simulate.links import EventQueue, Links
+from entwine_jax.schedule.simulate.rates import FENCE_US, Rates
 from entwine_jax.schedule.timeline import Kind
 
 LOADER_WARP, PUSH_WARP, FIRST_SPARE_WARP, FIRST_MATH_WARP = 0, 1, 2, 4

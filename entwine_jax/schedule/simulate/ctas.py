@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
-from entwine_jax.schedule.simulate_links import Message
-from entwine_jax.schedule.simulate_rank import (
+from entwine_jax.schedule.simulate.links import Message
+from entwine_jax.schedule.simulate.rank import (
     FIRST_MATH_WARP,
     FIRST_SPARE_WARP,
     LOADER_WARP,
@@ -15,7 +15,7 @@ from entwine_jax.schedule.simulate_rank import (
     Rank,
     Tile,
 )
-from entwine_jax.schedule.simulate_rates import (
+from entwine_jax.schedule.simulate.rates import (
     COMPLETION_US,
     PACED_PUSH_GB_S,
     PUSH_GB_S,

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
 from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div
-from entwine_jax.schedule.simulate_links import Message
-from entwine_jax.schedule.simulate_rank import FIRST_SPARE_WARP, Cta, Rank
-from entwine_jax.schedule.simulate_rates import (
+from entwine_jax.schedule.simulate.links import Message
+from entwine_jax.schedule.simulate.rank import FIRST_SPARE_WARP, Cta, Rank
+from entwine_jax.schedule.simulate.rates import (
     COMPLETION_US,
     FENCE_US,
     PUSH_GB_S,

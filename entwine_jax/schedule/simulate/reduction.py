@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from entwine_jax.schedule.simulate_links import Message
-from entwine_jax.schedule.simulate_rank import Cta, Rank
+from entwine_jax.schedule.simulate.links import Message
+from entwine_jax.schedule.simulate.rank import Cta, Rank
 from entwine_jax.schedule.timeline import Kind
 
 
