@@ -19,7 +19,10 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m entwine_jax", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m entwine_jax",
+        description="Checks, times, tunes, explains and traces the fused kernel.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)

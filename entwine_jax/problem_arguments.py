@@ -5,14 +5,21 @@ import argparse
 from entwine_jax.argument_types import parsed_by
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.hardware import PROFILES
-from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, ITEM_BYTES, OPS, REDUCESCATTER
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, ITEM_BYTES, REDUCESCATTER
 
-OP_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER} | {op: op for op in OPS}
+OP_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER}
+
+
+def add_op_argument(parser: argparse.ArgumentParser) -> None:
+    """Declares `--op`, a key of `OP_NAMES`."""
+    parser.add_argument(
+        "--op", choices=OP_NAMES, default="ar", help=f"{', '.join(OP_NAMES.values())} (default: ar)"
+    )
 
 
 def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that `problem_of` reads, and `--schedule`."""
-    parser.add_argument("--op", choices=OP_NAMES, default="ar", help="default: ar")
+    add_op_argument(parser)
     parser.add_argument("--m", type=int, required=True, help="rows of x (of the gathered x)")
     parser.add_argument("--n", type=int, required=True, help="columns of w before sharding")
     parser.add_argument("--k", type=int, required=True, help="contracted size before sharding")

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from entwine_jax.argument_types import existing_file, output_file
 from entwine_jax.bench import report, timing
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.verify import Verification
@@ -204,8 +204,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=8, help="layers a dispatch (default: 8)")
     parser.add_argument("--attention", choices=("xla", "cudnn"), help="default: cudnn on GPUs")
     parser.add_argument("--seed", type=int, default=0, help="of inputs and order")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table into FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything as JSON")
+    parser.add_argument(
+        "--markdown", type=existing_file, metavar="FILE", help="put the table into FILE"
+    )
     return parser.parse_args(argv)
 
 

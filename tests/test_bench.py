@@ -72,6 +72,8 @@ def test_command_takes_dtype_schedule_and_no_verify(tmp_path):
         (["--shapes", "8,8,32", "--rounds", "0"], "must be 1 or more"),
         (["--shapes", "8,8,32", "--calls", "0"], "must be 1 or more"),
         (["--shapes", ";"], "at least one shape"),
+        # The default ones would take a CPU hours.
+        ([], "--shapes: without GPUs, name small ones"),
     ],
 )
 def test_command_refuses_wrong_arguments(arguments, message, capsys):

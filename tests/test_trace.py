@@ -176,7 +176,9 @@ def test_command_traces_and_simulates(op, traced_kernel, tmp_path, capsys):
 def test_command_says_what_is_missing(capsys):
     """Here there is no GPU."""
     assert main(["trace", *SIZES, "--schedule", "tile_n=256"]) == 1
-    assert "the fused kernel cannot run here: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the fused kernel cannot run here: " in said
+    assert "With --simulate no GPU is needed." in said
 
 
 @pytest.mark.usefixtures("traced_kernel")

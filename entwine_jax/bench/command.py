@@ -10,8 +10,9 @@ from entwine_jax.bench import programs, report
 from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
-from entwine_jax.bench.ops import OPS, TimedOp, add_op_argument
+from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.bench.progress import progress
+from entwine_jax.problem_arguments import add_op_argument
 from entwine_jax.schedule import Schedule
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parsed_by(parse_shapes),
         metavar="M,N,K;...",
         help="global shapes, for ag with x [m / P, n] and w [n, k / P], or the lists core, suite "
-        "and held-out (default: suite for ar, core for rs and ag)",
+        "and held-out (default on GPUs: suite for ar, core for rs and ag)",
     )
     parser.add_argument("--ranks", type=int, help="devices (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
@@ -85,6 +86,8 @@ def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> 
     num_ranks = num_devices if args.ranks is None else args.ranks
     if not 1 <= num_ranks <= num_devices:
         raise ValueError(f"--ranks {num_ranks}: there are {num_devices} devices")
+    if args.shapes is None and jax.local_devices()[0].platform == "cpu":
+        raise ValueError("--shapes: without GPUs, name small ones, as in --shapes 64,64,256")
     if not shapes:
         raise ValueError("--shapes: must hold at least one shape")
     for name in ("rounds", "calls"):

@@ -1,6 +1,5 @@
 """What is timed of each op: its operands, plain lax beside it, and the name of its table."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -93,13 +92,3 @@ OPS = {
         TimedOp(ALLGATHER, "ag", "+ all_gather", _ROWS, P(), _COLUMNS, CORE),
     )
 }
-
-
-def add_op_argument(parser: argparse.ArgumentParser) -> None:
-    """Declares `--op`, a key of `OPS`."""
-    parser.add_argument(
-        "--op",
-        choices=OPS,
-        default="ar",
-        help="matmul_allreduce, matmul_reducescatter or allgather_matmul (default: ar)",
-    )

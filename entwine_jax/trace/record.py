@@ -42,7 +42,9 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
         raise CannotTraceError(f"dtype = {problem.dtype}: only {TRACED_DTYPE} can be traced")
     reason = runtime.why_unavailable(problem.num_ranks)
     if reason is not None:
-        raise CannotTraceError(f"the fused kernel cannot run here: {reason}")
+        raise CannotTraceError(
+            f"the fused kernel cannot run here: {reason} With --simulate no GPU is needed."
+        )
     result = driver.run(problem, schedule, num_calls=1, num_timed_calls=NUM_TIMED_CALLS, trace=True)
     wrong = result["wrong_elements"] + result["wrong_partials"]
     if wrong:

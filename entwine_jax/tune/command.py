@@ -12,9 +12,10 @@ from entwine_jax import measured, runtime, selection
 from entwine_jax.argument_types import parsed_by
 from entwine_jax.bench.cases import parse_shapes
 from entwine_jax.bench.measure import WrongResultError
-from entwine_jax.bench.ops import OPS, add_op_argument
+from entwine_jax.bench.ops import OPS
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
+from entwine_jax.problem_arguments import add_op_argument
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.legality import FUSED_DTYPES, MIN_RANKS
 from entwine_jax.schedule.problem import Problem
