@@ -26,17 +26,20 @@ class Configuration:
     graphs: bool = False
 
     def __post_init__(self):
-        for name in ("disabled", "graphs"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be a bool, but it is {getattr(self, name)!r}.")
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            # An int is a float too, but a bool is neither.
+            accepted = (int, float) if kind is float else kind
+            if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+                raise TypeError(
+                    f"{field.name} must be of type {kind.__name__}, but it is {value!r}."
+                )
         if not self.deadline_seconds > 0:
             raise ValueError(
                 f"deadline_seconds must be greater than 0, but it is {self.deadline_seconds!r}."
             )
         if self.workspace_mib < 1:
             raise ValueError(f"workspace_mib must be at least 1, but it is {self.workspace_mib!r}.")
-        if not isinstance(self.measured, str):
-            raise TypeError(f"measured must be a str, but it is {self.measured!r}.")
 
     @property
     def workspace_bytes(self) -> int:

@@ -59,6 +59,9 @@ def test_who_watches_is_told_at_once_and_of_every_change(monkeypatch):
     [
         ({"workspace_mib": 0}, ValueError),
         ({"disabled": 1}, TypeError),
+        ({"deadline_seconds": "3"}, TypeError),
+        ({"deadline_seconds": True}, TypeError),
+        ({"workspace_mib": 1.5}, TypeError),
         ({"graphs": None}, TypeError),
         ({"measured": None}, TypeError),
         ({"nope": 1}, TypeError),
@@ -66,6 +69,6 @@ def test_who_watches_is_told_at_once_and_of_every_change(monkeypatch):
 )
 def test_configure_rejects(monkeypatch, changes, error):
     monkeypatch.setattr(configuration, "_overridden", None)
-    with pytest.raises(error):
+    with pytest.raises(error, match=next(iter(changes))):
         configuration.configure(**changes)
     assert configuration._overridden is None

@@ -111,11 +111,6 @@ class Problem:
         return ITEM_BYTES[self.dtype]
 
     @property
-    def flops(self) -> float:
-        """Floating-point operations of one rank's matmul."""
-        return 2.0 * self.m * self.n_local * self.k_local
-
-    @property
     def wire_bytes(self) -> float:
         """Bytes that each GPU must send, and receive.
 
@@ -128,9 +123,8 @@ class Problem:
 
     def __str__(self) -> str:
         batches = f" in {self.num_batches} batches" if self.num_batches > 1 else ""
+        local = f"n={self.n_local}" if self.op == ALLGATHER else f"k={self.k_local}"
         return (
             f"{self.op} m={self.m} n={self.n} k={self.k} {self.dtype}{batches} "
-            f"on {self.num_ranks} x {self.hardware.name} "
-            f"({'n' if self.op == ALLGATHER else 'k'} local "
-            f"{self.n_local if self.op == ALLGATHER else self.k_local})"
+            f"on {self.num_ranks} x {self.hardware.name} (local {local})"
         )
