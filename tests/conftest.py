@@ -36,6 +36,17 @@ def pytest_runtest_call(item):
         pytest.fail(f"GPU tests were asked for, but {reason}", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def compiled():
+    """The compiled module. Missing, it fails the test: what it is compared with must be checked."""
+    from entwine_jax import runtime
+
+    ffi = runtime.load_ffi()
+    if ffi is None:
+        pytest.fail("entwine_jax._ffi is not built: `make inplace PYTHON=...`", pytrace=False)
+    return ffi
+
+
 @pytest.fixture
 def fused_lowering(monkeypatch):
     """Lowers as if this machine could run the fused kernel, with the whole workspace to share."""

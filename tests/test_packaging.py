@@ -7,38 +7,41 @@ from pathlib import Path
 import pytest
 
 import entwine_jax
-from entwine_jax import _ffi, configuration, lowering
+from entwine_jax import configuration, lowering
 from entwine_jax.schedule.problem import OPS
 
-MODULE = Path(_ffi.__file__)
 PACKAGE = Path(entwine_jax.__file__).parent
 
 CUOBJDUMP = shutil.which("cuobjdump") or next(
     (str(p) for site in sys.path for p in Path(site).glob("nvidia/cu*/bin/cuobjdump")), None
 )
 
-needs_cuda_build = pytest.mark.skipif(
-    not _ffi.build_info()["cuda"], reason="built without CUDA: there is no device code to look at"
-)
+
+@pytest.fixture
+def cuda_build(compiled):
+    """The compiled module, where it has its CUDA part."""
+    if not compiled.build_info()["cuda"]:
+        pytest.skip("built without CUDA: there is no device code to look at")
+    return compiled
 
 
 def output(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_package_is_typed():
+def test_package_is_typed(compiled):
     assert (PACKAGE / "py.typed").exists()
-    stub = MODULE.with_name("_ffi.pyi").read_text()
+    stub = Path(compiled.__file__).with_name("_ffi.pyi").read_text()
     assert "def build_info() -> dict" in stub
     assert "def tile_coordinates(" in stub
 
 
-def test_stable_abi():
-    assert MODULE.name == "_ffi.abi3.so"
+def test_stable_abi(compiled):
+    assert Path(compiled.__file__).name == "_ffi.abi3.so"
 
 
-def test_versions_agree():
-    assert _ffi.build_info()["version"] == entwine_jax.__version__
+def test_versions_agree(compiled):
+    assert compiled.build_info()["version"] == entwine_jax.__version__
 
 
 def test_public_names_exist():
@@ -53,23 +56,21 @@ def test_import_without_the_compiled_module():
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
-def test_links_no_cuda_library():
-    needed = [
-        line for line in output("readelf", "-d", str(MODULE)).splitlines() if "NEEDED" in line
-    ]
+def test_links_no_cuda_library(compiled):
+    lines = output("readelf", "-d", compiled.__file__).splitlines()
+    needed = [line for line in lines if "NEEDED" in line]
     assert needed
     for library in ("libcuda", "libcudart", "libnccl", "libpython"):
         assert not any(library in line for line in needed)
 
 
-@needs_cuda_build
 @pytest.mark.skipif(CUOBJDUMP is None, reason="cuobjdump is not installed")
-def test_device_code_is_for_sm_90a():
-    images = output(CUOBJDUMP, "--list-elf", str(MODULE)).splitlines()
+def test_device_code_is_for_sm_90a(cuda_build):
+    images = output(CUOBJDUMP, "--list-elf", cuda_build.__file__).splitlines()
     assert images
     assert all("sm_90a" in image for image in images)
     # Machine code only: PTX would be compiled at load time, by a compiler that may not know it.
-    assert "sm_90a" not in output(CUOBJDUMP, "--list-ptx", str(MODULE))
+    assert "sm_90a" not in output(CUOBJDUMP, "--list-ptx", cuda_build.__file__)
 
 
 RECORDS = """
@@ -83,15 +84,13 @@ print(*(word for name in names for word in name))
 """
 
 
-@needs_cuda_build
-def test_import_registers_the_handlers_and_starts_no_backend():
+def test_import_registers_the_handlers_and_starts_no_backend(cuda_build):
     done = output(sys.executable, "-c", RECORDS)
-    assert done.split() == [str(x) for name in _ffi.registrations() for x in (name, "CUDA")]
+    assert done.split() == [str(x) for name in cuda_build.registrations() for x in (name, "CUDA")]
 
 
-@needs_cuda_build
-def test_handlers_of_every_stage_are_there(monkeypatch):
-    targets = _ffi.registrations()
+def test_handlers_of_every_stage_are_there(cuda_build, monkeypatch):
+    targets = cuda_build.registrations()
     names = [lowering.target_name(op) for op in OPS]
     monkeypatch.setattr(configuration, "_overridden", configuration.Configuration(graphs=True))
     assert set(targets) == {*names, *map(lowering.target_name, OPS)}
