@@ -6,8 +6,8 @@ The functions of `entwine_jax.schedule` are pure; these hand them the table and 
 from dataclasses import replace
 
 from entwine_jax import measured
-from entwine_jax.schedule import explain as explain_by
 from entwine_jax.schedule import select
+from entwine_jax.schedule.cost_model import bound_us
 from entwine_jax.schedule.explain import Explanation
 from entwine_jax.schedule.hardware import PROFILES
 from entwine_jax.schedule.problem import Problem
@@ -59,9 +59,6 @@ def explain(
         slot_bytes: slot memory of the device group on each GPU.
         override: a schedule that is taken instead of the selector's choice, where it can run.
     """
-    return explain_by(
-        as_measured(problem),
-        slot_bytes=slot_bytes,
-        override=override,
-        table=measured.current().table,
-    )
+    problem = as_measured(problem)
+    decision = decide(problem, slot_bytes, override)
+    return Explanation(problem, bound_us(problem), decision, measured.current().table)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import entwine_jax.schedule
-from entwine_jax.schedule import Problem, Schedule, select_schedule
+from entwine_jax.schedule import Problem, Schedule, decide
 from entwine_jax.schedule.candidates import candidates
 from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
 from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
 from entwine_jax.schedule.legality import fit
-from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
 
@@ -56,6 +56,10 @@ PREDICTIONS = [
 ]
 
 
+def chosen_schedule(problem, **options):
+    return decide(problem, **options).schedule
+
+
 def make_problem(num_ranks, m, n, k, **kwargs):
     return Problem(m=m, n=n, k=k, num_ranks=num_ranks, **kwargs)
 
@@ -68,7 +72,7 @@ def test_prediction_is_near_the_measurement(case, schedule, measured_us):
 
 @pytest.mark.parametrize(("case", "lax_us", "wide_us", "narrow_us"), MEASURED)
 def test_choice_is_within_two_percent_of_the_measured_best(case, lax_us, wide_us, narrow_us):
-    chosen = select_schedule(make_problem(*case))
+    chosen = chosen_schedule(make_problem(*case))
     if wide_us is None:
         assert not chosen.fused
         return
@@ -147,7 +151,7 @@ def test_prediction_of_lax_is_near_the_measurement(case, measured_us):
 @pytest.mark.parametrize(("case", "lax_us"), MEASURED_LAX)
 def test_other_ops_are_fused_where_the_bound_allows_it(case, lax_us):
     problem = make_other(*case)
-    chosen = select_schedule(problem)
+    chosen = chosen_schedule(problem)
     assert chosen.fused
     assert bound_us(problem) <= predict(problem, chosen).total_us < lax_us
 
@@ -226,7 +230,7 @@ def test_batches_are_split_before_rows(num_batches, block_rows, rows, parts):
 
 
 def test_many_batches_are_fused():
-    assert select_schedule(scattered(512, 128)).fused
+    assert chosen_schedule(scattered(512, 128)).fused
 
 
 def test_allgather_needs_spare_warps_and_no_slots():
@@ -257,13 +261,13 @@ def test_same_problem_same_choice():
     for case in cases:
         first, second = decide(make_problem(*case)), decide(make_problem(*case))
         assert first == second
-        assert first.schedule == select_schedule(make_problem(*case))
+        assert first.schedule == chosen_schedule(make_problem(*case))
 
 
 def test_choice_does_not_hang_on_the_process():
     code = (
-        "from entwine_jax.schedule import Problem, select_schedule\n"
-        "print(select_schedule(Problem(m=4096, n=4096, k=14336, num_ranks=4)))"
+        "from entwine_jax.schedule import Problem, decide\n"
+        "print(decide(Problem(m=4096, n=4096, k=14336, num_ranks=4)))"
     )
     outputs = {
         subprocess.run(
@@ -319,7 +323,7 @@ def test_choice_is_never_predicted_slower_than_lax():
         (2, 4, 8), range(15), (4096, 8192, 16384), (8192, 14336, 53248)
     ):
         problem = make_problem(num_ranks, 2**exponent, n, k)
-        chosen_us = predict(problem, select_schedule(problem)).total_us
+        chosen_us = predict(problem, chosen_schedule(problem)).total_us
         assert bound_us(problem) <= chosen_us <= predict_lax(problem).total_us
 
 
@@ -350,7 +354,7 @@ def test_no_candidate_has_halves_without_columns(columns, is_tried):
         assert f"which is {columns} wide, would be empty" in reason
         # It can be asked for all the same.
         given = Schedule(narrow_tail=100)
-        assert select_schedule(problem, override=given) == given
+        assert chosen_schedule(problem, override=given) == given
 
 
 def test_rows_are_shared_out_evenly_over_the_launches():
@@ -371,14 +375,14 @@ def test_prediction_of_several_launches_is_their_sum():
 
 def test_override_is_taken_where_it_can_run():
     problem = make_problem(4, 7, 8192, 28672)
-    assert select_schedule(problem, override=NARROW) == NARROW
-    assert select_schedule(problem, override=Schedule(fused=False)) == Schedule(fused=False)
+    assert chosen_schedule(problem, override=NARROW) == NARROW
+    assert chosen_schedule(problem, override=Schedule(fused=False)) == Schedule(fused=False)
     large = make_problem(4, 8192, 16384, 8192)
-    assert select_schedule(large, override=WIDE) == Schedule(rows_per_launch=4096)
+    assert chosen_schedule(large, override=WIDE) == Schedule(rows_per_launch=4096)
     too_many_rows = decide(large, override=Schedule(rows_per_launch=8192))
     assert not too_many_rows.schedule.fused
     assert "exceed the workspace's" in too_many_rows.reason
-    assert not select_schedule(make_problem(4, 8, 9, 128), override=NARROW).fused
+    assert not chosen_schedule(make_problem(4, 8, 9, 128), override=NARROW).fused
 
 
 def test_override_may_run_with_fewer_tiles_than_ranks():

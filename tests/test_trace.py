@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import entwine_jax
 from entwine_jax import runtime
 from entwine_jax.__main__ import main
 from entwine_jax.schedule import Problem, Schedule
@@ -241,14 +242,13 @@ def test_explain_plots_the_timeline_and_the_costs(tmp_path, capsys):
 def test_costs_are_drawn_for_every_number_of_communication_ctas():
     from matplotlib.figure import Figure
 
-    from entwine_jax.schedule import explain
     from entwine_jax.schedule.cost_model import predict
     from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
     from entwine_jax.trace import figures
 
     axes = Figure().subplots()
     halves = Schedule(narrow_tail=8)
-    figures._draw_costs(axes, explain(PROBLEM), halves, DEFAULT_SLOT_BYTES)
+    figures._draw_costs(axes, entwine_jax.explain(PROBLEM), halves, DEFAULT_SLOT_BYTES)
     model, simulated = axes.get_lines()[:2]
     assert tuple(model.get_xdata()) == figures.COMM_CTAS_DRAWN
     # Halves are the schedule's own; what stands beside it has whole tiles.

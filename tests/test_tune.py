@@ -10,7 +10,7 @@ from entwine_jax import configuration, measured, runtime
 from entwine_jax.__main__ import main
 from entwine_jax.bench import progress as bench_progress
 from entwine_jax.bench.measure import WrongResultError
-from entwine_jax.schedule import H200, Problem, Schedule, select_schedule
+from entwine_jax.schedule import H200, Problem, Schedule, decide
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.document import RefusedError
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
@@ -96,7 +96,7 @@ def test_median_is_not_moved_by_one_outlier():
 
 def test_times_what_the_model_ranks_highest_and_what_is_chosen():
     problem = PROBLEMS[0]
-    by_model = select_schedule(problem)
+    by_model = decide(problem).schedule
     schedules, model, table = schedules_to_time(problem, EMPTY, 3)
     assert (model, table) == (by_model, by_model)
     assert schedules[0] == by_model
@@ -202,7 +202,7 @@ def test_command_writes_a_table_that_the_selector_takes(tune, tmp_path, monkeypa
         configuration.Configuration(measured=str(tmp_path / "table.json")),
     )
     for problem in PROBLEMS:
-        assert select_schedule(problem, table=measured.current().table) == FASTEST
+        assert decide(problem, table=measured.current().table).schedule == FASTEST
 
 
 def test_command_goes_on_where_it_was_interrupted(tune, capsys):
@@ -259,7 +259,7 @@ def test_command_ends_when_its_time_is_over(tune, monkeypatch, capsys):
 def test_command_never_makes_the_selector_take_what_is_slower_than_lax(tune):
     assert tune(timer=FakeTimer(lax_us=101.0))[0] == 0
     for problem in PROBLEMS:
-        assert select_schedule(problem, table=tune.table()) == Schedule(fused=False)
+        assert decide(problem, table=tune.table()).schedule == Schedule(fused=False)
 
 
 def test_command_does_not_overwrite_what_it_cannot_read(tune, tmp_path, capsys):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entwine_jax.bench.cases import CORE, Shape
-from entwine_jax.schedule import Problem, Schedule, explain
+from entwine_jax.schedule import Problem, Schedule, decide
 from entwine_jax.schedule.cost_model import bound_us, plain_matmul_us, predict, predict_lax
 from entwine_jax.schedule.layout import ceil_div
 from entwine_jax.schedule.legality import ALIGNMENT
@@ -90,7 +90,7 @@ def expected_table(measured: dict[str, str]) -> str:
     for op in OPS:
         for shape in CORE:
             problem = problem_of(op, shape, 8)
-            decision = explain(problem).decision
+            decision = decide(problem)
             schedule = decision.schedule if decision.schedule.fused else decision.ranked[0].schedule
             simulated_us = simulate(problem, schedule).total_us
             lax_us, bound = predict_lax(problem).total_us, bound_us(problem)

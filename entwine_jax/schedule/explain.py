@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from itertools import groupby
 
-from entwine_jax.schedule.cost_model import Prediction, bound_us, predict
+from entwine_jax.schedule.cost_model import Prediction, predict
 from entwine_jax.schedule.problem import Problem
-from entwine_jax.schedule.schedule import Schedule
-from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, Decision, decide
+from entwine_jax.schedule.select import Decision
 from entwine_jax.schedule.table import EMPTY, Table
 
 NUM_NEXT_BEST = 3
@@ -61,25 +60,6 @@ class Explanation:
         if num_entries == 0:
             return "no table of measured schedules"
         return f"table of {num_entries} measured schedules, digest {self.table.digest}"
-
-
-def explain(
-    problem: Problem,
-    *,
-    slot_bytes: int = DEFAULT_SLOT_BYTES,
-    override: Schedule | None = None,
-    table: Table = EMPTY,
-) -> Explanation:
-    """Explains which schedule `select_schedule` chooses for a problem, and why.
-
-    Args:
-        problem: op, global shape, dtype, number of ranks and hardware.
-        slot_bytes: slot memory of the device group on each GPU.
-        override: a schedule that is taken instead of the selector's choice, where it can run.
-        table: measured schedules.
-    """
-    decision = decide(problem, slot_bytes, override, table)
-    return Explanation(problem, bound_us(problem), decision, table)
 
 
 def _time_and_terms(prediction: Prediction) -> str:

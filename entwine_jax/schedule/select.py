@@ -48,13 +48,12 @@ class Decision:
     rejected: tuple[Rejection, ...]
 
 
-def select_schedule(
+def decide(
     problem: Problem,
-    *,
     slot_bytes: int = DEFAULT_SLOT_BYTES,
     override: Schedule | None = None,
     table: Table = EMPTY,
-) -> Schedule:
+) -> Decision:
     """The schedule that was measured to be best, or else is by the cost model; lax where it wins.
 
     Args:
@@ -64,16 +63,6 @@ def select_schedule(
             slots allow; plain lax where it cannot.
         table: measured schedules; the model chooses for problems that it does not hold.
     """
-    return decide(problem, slot_bytes, override, table).schedule
-
-
-def decide(
-    problem: Problem,
-    slot_bytes: int = DEFAULT_SLOT_BYTES,
-    override: Schedule | None = None,
-    table: Table = EMPTY,
-) -> Decision:
-    """`select_schedule` with its reasons."""
     legal, rejected = candidates(problem, slot_bytes)
     # Sorting is stable, so equal predictions keep the order of the candidates.
     ranked = tuple(sorted((predict(problem, s) for s in legal), key=lambda p: p.total_us))
