@@ -19,6 +19,7 @@ namespace entwine {
 
 constexpr int kTileM = 128, kTileK = 64;
 constexpr int kNumThreads = 384, kNumMathThreads = 256, kNumMathWarps = kNumMathThreads / 32;
+constexpr int kRowsPerMathWarp = kTileM / kNumMathWarps;
 
 // A tile in the store buffer or a slot is a row of panels of 64 columns; a row of a panel is 128
 // bytes, its eight 16-byte chunks permuted by XOR with the row, so that neither the epilogue's
@@ -72,9 +73,10 @@ struct KernelConfig {
   static constexpr int kAuxiliaryRegisters = 104, kMathRegisters = 192;
 };
 
-// This rank's own items, in the order of their slots: first whole tiles, then halves.
+// This rank's own items, in the order of their slots: first whole tiles, then halves. Those from
+// `num_sent` on are of the last wave: each is summed where it was made.
 struct OwnSlots {
-  int num_whole, num_slots;
+  int num_whole, num_sent;
 };
 
 template <class Config>
@@ -135,7 +137,7 @@ __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params,
   const int num_ranks = params.window.num_ranks, rank = params.window.rank;
   if (params.op == Op::kReduceScatter) {
     const OwnersItem turn =
-        reducescatter_turn(item_idx, params.slots.num_slots, num_ranks, rank, params.own_last);
+        reducescatter_turn(item_idx, params.slots_per_source, num_ranks, rank, params.own_last);
     return owners_place(params, turn.owner, turn.item_idx);
   }
   const TileItem item = tile_item(item_idx, params.items);
@@ -150,6 +152,14 @@ __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params,
   place.owner = tile_owner(item_idx, num_ranks);
   place.slot = tile_slot(item_idx, num_ranks);
   return take_half(params, place, item);
+}
+
+// Whether the CTA that makes an item also sums it.
+template <class Config>
+__device__ __forceinline__ bool sums_itself(const FusedParams<Config>& params,
+                                            const TilePlace& place) {
+  return params.op != Op::kAllGather && place.owner == params.window.rank &&
+         place.slot >= params.slots.num_sent;
 }
 
 // The item of this rank in one of its slots.

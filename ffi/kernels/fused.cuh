@@ -45,12 +45,12 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   shared.sends = first_item == 0 || first_item >= static_cast<int>(gridDim.x) - params.num_senders;
 }
 
-// The communication role of a warp. kUnroll: how many loads of a source its registers hold.
-template <class Config, int kUnroll>
+// The communication role of a warp.
+template <class Config>
 __device__ __forceinline__ void communicate(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
   if (params.op != Op::kAllGather) {
-    reduce_role<Config, kUnroll>(params, shared);
+    reduce_role(params, shared);
   } else if (threadIdx.x / 32 == kFirstSpareWarp && shared.sends) {
     gather_role(params, shared);
   }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   __syncwarp();
 
   if (shared.first_item < 0) {
-    communicate<Config, 4>(params, shared);
+    communicate(params, shared);
   } else if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kAuxiliaryRegisters>();
     if (warp == 0) {
@@ -147,11 +147,11 @@ __global__ void __launch_bounds__(kNumThreads, 1)
     } else if (warp == 1) {
       push_role(params, shared);
     }
-    if (warp < kFirstSpareWarp + params.num_spare_warps) communicate<Config, 2>(params, shared);
+    if (warp < kFirstSpareWarp + params.num_spare_warps) communicate(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<Config::kMathRegisters>();
     math_role(params, shared, wide_pipeline, narrow_pipeline);
-    communicate<Config, 4>(params, shared);
+    communicate(params, shared);
   }
   finish_cta(params, shared);
 }

@@ -39,7 +39,8 @@ __device__ __forceinline__ GatherUnit gather_unit(int unit, int num_tile_rows, i
 }
 
 // Copies `num_rows` rows of a piece through the staging memory to the same place of every rank's
-// gathered x. `peer_output` of lane p is that of rank p. On return all of it is written.
+// gathered x. `peer_output` of lane p is that of rank p. On return all of it is written at the peers; the
+// own copy, for which nobody waits, may still be under way.
 template <class Config>
 __device__ __forceinline__ void send_rows(const PeerWindow& window, SharedStorage<Config>& shared,
                                           unsigned char* staging, const unsigned char* source,
@@ -55,7 +56,6 @@ __device__ __forceinline__ void send_rows(const PeerWindow& window, SharedStorag
     }
   }
   wait_phase(window, &shared.staging_full, phase);
-  // The own copy last: nothing waits for it.
   for (int turn = 1; turn <= window.num_ranks; turn++) {
     int peer = window.rank + turn;
     if (peer >= window.num_ranks) peer -= window.num_ranks;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void send_rows(const PeerWindow& window, SharedStorag
       ptx::bulk_wait_source_read();
     }
   }
-  if (leads) ptx::bulk_wait_complete();
+  if (leads) ptx::bulk_wait_complete_but_last();
   __syncwarp();
 }
 
@@ -128,8 +128,8 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
       uint32_t* sent = control->units_sent(slot, window.max_slots);
       complete = atomicAdd(sent, 1u) + 1 == kUnitsPerPiece;
       if (complete) {
-        *sent = 0;
         ptx::fence_system();
+        *sent = 0;
       }
     }
     complete = __shfl_sync(~0u, complete, 0);
@@ -138,6 +138,8 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
       ptx::store_release_system(window.control[lane]->rows_ready(slot, window.rank), shared.epoch);
     }
   }
+  if (lane == 0) ptx::bulk_wait_complete();
+  __syncwarp();
 }
 
 }  // namespace entwine

@@ -3,7 +3,7 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "kernels/shared_storage.cuh"
+#include "kernels/comm.cuh"
 #include "ptx/bulk_copy.cuh"
 
 namespace entwine {
@@ -211,6 +211,8 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
     if (lane == 0) {
       if (params.op == Op::kAllGather) {
         store_item(params, shared.store_buffer, &shared.buffer_empty, work.place);
+      } else if (sums_itself(params, work.place)) {
+        ptx::mbarrier_arrive(&shared.buffer_empty);  // the math warps are done with it
       } else {
         // The next item is published long before this one is finished, since its loads run ahead.
         const TileWork& next = shared.work[(item + 1) % kWorkRing];
@@ -252,15 +254,15 @@ __device__ __forceinline__ void write_store_buffer(unsigned char* buffer,
   }
 }
 
-// Multiplies one item and leaves it in the store buffer. `count`: items of this tile shape that the
-// CTA has multiplied before; `item`: of any shape.
+// Multiplies one item and leaves it in the store buffer. `count`: items of this tile
+// shape that the CTA has multiplied before; `item`: of any shape.
 template <class Config, class Tile>
 __device__ __forceinline__ void multiply(const FusedParams<Config>& params,
                                          SharedStorage<Config>& shared,
                                          typename Tile::Pipeline& pipeline,
                                          typename Tile::Mainloop::TensorStorage& storage,
-                                         const typename Tile::Mainloop::Params& maps, int count,
-                                         int item) {
+                                         const typename Tile::Mainloop::Params& maps,
+                                         int count, int item) {
   const int math_thread = threadIdx.x - (kNumThreads - kNumMathThreads);
   typename Tile::Mainloop mainloop;
   typename Tile::Mainloop::TiledMma mma;
@@ -276,10 +278,7 @@ __device__ __forceinline__ void multiply(const FusedParams<Config>& params,
   wait_phase(params.window, &shared.buffer_empty, (item & 1) ^ 1);  // it starts empty
   write_store_buffer<typename Config::Element, Tile>(shared.store_buffer, accumulators,
                                                      math_thread);
-  // Each writer makes its part visible to the async proxy before the push warp may read it.
-  ptx::fence_proxy_async_shared();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.buffer_full);
 }
 
 // Math warps.
@@ -290,7 +289,8 @@ __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
                                           typename Config::Narrow::Pipeline& narrow) {
   int num_narrow = 0;
   for (int item = 0;; item++) {
-    const TileWork work = take_work(params.window, shared, item);
+    // Read again after the mainloop, which needs the registers.
+    const TileWork& work = wait_work(params.window, shared, item);
     if (work.ends) break;
     if (work.place.narrow) {
       multiply<Config, typename Config::Narrow>(params, shared, narrow, shared.narrow,
@@ -300,6 +300,15 @@ __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
       multiply<Config, typename Config::Wide>(params, shared, wide, shared.wide, params.wide,
                                               item - num_narrow, item);
     }
+    const TileWork& done = shared.work[item % kWorkRing];
+    if (sums_itself(params, done.place)) {
+      sum_own_item(params, shared, done.place);
+    } else {
+      // Each writer makes its part visible to the async proxy before the push warp may read it.
+      ptx::fence_proxy_async_shared();
+    }
+    release_work(shared, item);
+    if (is_lane_0()) ptx::mbarrier_arrive(&shared.buffer_full);
   }
 }
 

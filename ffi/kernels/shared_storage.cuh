@@ -54,16 +54,28 @@ __device__ __forceinline__ unsigned char* staging(SharedStorage<Config>& shared,
                                         : shared.store_buffer + Config::Narrow::kTileBytes;
 }
 
-// The `item`-th item of this CTA. Every warp that calls this calls it for all items in order; the
-// ring has one stage per item and one phase per lap, so a phase cannot be taken for another.
+// The `item`-th item of this CTA, until release_work. Every warp that calls this calls both for all items
+// in order; the ring has one stage per item and one phase per lap, so a phase cannot be taken for
+// another.
+template <class Config>
+__device__ __forceinline__ const TileWork& wait_work(const PeerWindow& window,
+                                                     SharedStorage<Config>& shared, int item) {
+  const int stage = item % kWorkRing;
+  wait_phase(window, &shared.work_full[stage], item / kWorkRing & 1);
+  return shared.work[stage];
+}
+
+template <class Config>
+__device__ __forceinline__ void release_work(SharedStorage<Config>& shared, int item) {
+  __syncwarp();
+  if (is_lane_0()) ptx::mbarrier_arrive(&shared.work_empty[item % kWorkRing]);
+}
+
 template <class Config>
 __device__ __forceinline__ TileWork take_work(const PeerWindow& window,
                                               SharedStorage<Config>& shared, int item) {
-  const int stage = item % kWorkRing;
-  wait_phase(window, &shared.work_full[stage], item / kWorkRing & 1);
-  const TileWork work = shared.work[stage];
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[stage]);
+  const TileWork work = wait_work(window, shared, item);
+  release_work(shared, item);
   return work;
 }
 

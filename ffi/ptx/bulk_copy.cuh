@@ -51,6 +51,11 @@ __device__ __forceinline__ void bulk_wait_complete() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+// The same without the group that was committed last.
+__device__ __forceinline__ void bulk_wait_complete_but_last() {
+  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+}
+
 // Stores four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrix_x4(uint32_t shared, uint32_t r0, uint32_t r1,
                                                 uint32_t r2, uint32_t r3) {
