@@ -94,15 +94,15 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   __syncthreads();
   if (threadIdx.x != 0) return;
   const bool counts = params.op == Op::kAllReduce;
-  // Cumulative over the barrier above: the stores of all warps of this CTA come before the counts.
-  ptx::fence_system();
   if (counts && shared.num_units_stored != 0) {
+    // Cumulative over the barrier above: the stores of all warps of this CTA come before the counts.
+    ptx::fence_system();
     for (int peer = 0; peer < window.num_ranks; peer++) {
       ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
     }
   }
-  if (atomicAdd(&control->exited, 1u) + 1 < gridDim.x) return;
-  ptx::fence_system();  // all other CTAs are done with the counters
+  // Released by every CTA that is done with the counters, acquired by the one that sets them back.
+  if (ptx::add_acq_rel_gpu(&control->exited, 1) + 1 < gridDim.x) return;
   if (counts) {
     const uint64_t expected = control->arrived_base + params.num_units;
     const Span<Config> span(params, TraceKind::kFinish, -1, true);

@@ -132,9 +132,8 @@ ENTWINE_HOST_DEVICE TilePlace allreduce_place(int tile_idx, int num_tiles_n, int
       .tile_n_idx = at.tile_n_idx, .rows = valid_rows, .x_row = first_row, .output_row = first_row};
 }
 
-// ReduceScatter: which of the owner's items comes at position `item_idx` on this rank. The owners
-// take turns, but the last `own_last` items of this rank are its own: nothing of what is finished
-// last has to cross a link.
+// ReduceScatter: which of the owner's items comes at position `item_idx` on this rank. The owners take turns, but the
+// last `own_last` items of this rank are its own: the other ranks' partials of them have come by then.
 struct OwnersItem {
   int owner;
   int item_idx;

@@ -67,12 +67,16 @@ CUtensorMap output_map(void* output, uint64_t num_blocks, uint64_t block_rows, u
   return map;
 }
 
-// `num_last`: so many items come in the last wave (AllReduce), or are this rank's own last ones.
-inline OwnSlots own_slots(Op op, const ItemLayout& layout, int num_last, const PeerWindow& window) {
-  const int num_sent = layout.num_items - num_last;
-  if (op == Op::kReduceScatter) return {layout.items.num_whole, layout.slots_per_source - num_last};
-  return {num_owned_tiles(layout.items.num_whole, window.num_ranks, window.rank),
-          num_owned_tiles(num_sent, window.num_ranks, window.rank)};
+// Of `last_wave` items, the last of the launch. (ReduceScatter: this rank's own ones, as far as there are.)
+inline OwnSlots own_slots(Op op, const ItemLayout& layout, int last_wave,
+                          const PeerWindow& window) {
+  if (op == Op::kReduceScatter) {
+    return {layout.items.num_whole, layout.slots_per_source - last_wave};
+  }
+  const auto owned = [&](int num_items) {
+    return num_owned_tiles(num_items, window.num_ranks, window.rank);
+  };
+  return {owned(layout.items.num_whole), owned(layout.num_items - last_wave)};
 }
 
 // AllGather: fewer senders do not fill the links in time, more of them slow the mainloops down.
@@ -94,9 +98,9 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
   const bool wide_tiles = schedule.tile_n == Wide::kTileN;
   const int units_of_tile = wide_tiles ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
   const int num_math_ctas = num_ctas - static_cast<int>(schedule.num_comm_ctas);
-  // What is left for the last wave; ReduceScatter: own items at most.
-  int num_last = (layout.num_items - 1) % num_math_ctas + 1;
-  if (call.op == Op::kReduceScatter) num_last = std::min(num_last, layout.slots_per_source);
+  const bool scatters = call.op == Op::kReduceScatter;
+  int last_wave = (layout.num_items - 1) % num_math_ctas + 1;
+  if (scatters) last_wave = std::min(last_wave, layout.slots_per_source);
   FusedParams<Config> params{
       .wide = wide,
       .narrow = narrow,
@@ -115,12 +119,12 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .k = static_cast<int>(call.k),
       .tile_n = static_cast<int>(schedule.tile_n),
       .items = layout.items,
-      .slots = own_slots(call.op, layout, num_last, window),
+      .slots = own_slots(call.op, layout, last_wave, window),
       .num_items = layout.num_items,
       .num_units = (layout.items.num_whole + layout.items.num_split) * units_of_tile,
       .slots_per_source = layout.slots_per_source,
       .slot_bytes = wide_tiles ? Wide::kTileBytes : Narrow::kTileBytes,
-      .own_last = call.op == Op::kReduceScatter ? num_last : 0,
+      .own_last = scatters ? last_wave : 0,
       .num_tiles_n = layout.num_tiles_n,
       .num_k_tiles = ceil_div(static_cast<int>(call.k), kTileK),
       .raster = static_cast<int>(schedule.raster),
