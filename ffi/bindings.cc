@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+
 #include "cuda_bindings.h"
 #include "kernels/tile_order.cuh"
 
@@ -15,7 +17,8 @@ NB_MODULE(_ffi, m) {
   m.def(
       "tile_coordinates",
       [](int tile_idx, int num_tiles_m, int num_tiles_n, int raster) {
-        const auto at = entwine::tile_coordinates(tile_idx, num_tiles_m, num_tiles_n, raster);
+        const auto at = entwine::tile_coordinates(
+            tile_idx, entwine::make_raster(num_tiles_m, num_tiles_n, raster));
         return nb::make_tuple(at.tile_m_idx, at.tile_n_idx);
       },
       nb::arg("tile_idx"), nb::arg("num_tiles_m"), nb::arg("num_tiles_n"), nb::arg("raster"),
@@ -35,8 +38,9 @@ NB_MODULE(_ffi, m) {
   m.def(
       "reducescatter_turn",
       [](int item_idx, int items_per_owner, int num_ranks, int rank, int own_last) {
-        const auto turn =
-            entwine::reducescatter_turn(item_idx, items_per_owner, num_ranks, rank, own_last);
+        const auto turn = entwine::reducescatter_turn(
+            item_idx, items_per_owner, entwine::make_divisor(num_ranks),
+            entwine::make_divisor(std::max(num_ranks - 1, 1)), rank, own_last);
         return nb::make_tuple(turn.owner, turn.item_idx);
       },
       nb::arg("item_idx"), nb::arg("items_per_owner"), nb::arg("num_ranks"), nb::arg("rank"),
@@ -44,8 +48,18 @@ NB_MODULE(_ffi, m) {
       nb::sig("def reducescatter_turn(item_idx: int, items_per_owner: int, num_ranks: int, "
               "rank: int, own_last: int) -> tuple[int, int]"),
       "(owner, position among the owner's items)");
-  m.def("tile_owner", &entwine::tile_owner, nb::arg("tile_idx"), nb::arg("num_ranks"));
-  m.def("tile_slot", &entwine::tile_slot, nb::arg("tile_idx"), nb::arg("num_ranks"));
+  m.def(
+      "tile_owner",
+      [](int tile_idx, int num_ranks) {
+        return entwine::tile_owner(tile_idx, entwine::make_divisor(num_ranks));
+      },
+      nb::arg("tile_idx"), nb::arg("num_ranks"));
+  m.def(
+      "tile_slot",
+      [](int tile_idx, int num_ranks) {
+        return entwine::tile_slot(tile_idx, entwine::make_divisor(num_ranks));
+      },
+      nb::arg("tile_idx"), nb::arg("num_ranks"));
   m.def("owned_tile", &entwine::owned_tile, nb::arg("slot"), nb::arg("num_ranks"), nb::arg("rank"));
   m.def("num_owned_tiles", &entwine::num_owned_tiles, nb::arg("num_tiles"), nb::arg("num_ranks"),
         nb::arg("rank"));
@@ -53,8 +67,10 @@ NB_MODULE(_ffi, m) {
       "reducescatter_place",
       [](int tile_idx, int num_tiles_n, int raster, int num_ranks, int num_batches, int block_rows,
          int tile_m) {
-        const auto p = entwine::reducescatter_place(tile_idx, num_tiles_n, raster, num_ranks,
-                                                    {num_batches, block_rows, block_rows}, tile_m);
+        const auto order = entwine::make_tile_order({num_batches, block_rows, block_rows},
+                                                    num_tiles_n, raster, num_ranks, tile_m);
+        const auto p =
+            entwine::reducescatter_place(tile_idx % num_ranks, tile_idx / num_ranks, order);
         return nb::make_tuple(p.owner, p.slot, p.x_row, p.output_row, p.rows, p.tile_n_idx);
       },
       nb::arg("tile_idx"), nb::arg("num_tiles_n"), nb::arg("raster"), nb::arg("num_ranks"),
@@ -67,8 +83,9 @@ NB_MODULE(_ffi, m) {
       "allgather_place",
       [](int tile_idx, int num_tiles_n, int raster, int num_ranks, int rank, int num_batches,
          int block_rows, int tile_m) {
-        const auto p = entwine::allgather_place(tile_idx, num_tiles_n, raster, num_ranks, rank,
-                                                {num_batches, block_rows, block_rows}, tile_m);
+        const auto order = entwine::make_tile_order({num_batches, block_rows, block_rows},
+                                                    num_tiles_n, raster, num_ranks, tile_m);
+        const auto p = entwine::allgather_place(tile_idx, order, rank);
         return nb::make_tuple(p.source, p.tile_row, p.shard_row, p.output_row, p.rows,
                               p.tile_n_idx);
       },

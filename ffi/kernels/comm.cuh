@@ -108,7 +108,8 @@ __device__ __forceinline__ void sum_unit_of(const FusedParams<Config>& params, u
                                   static_cast<size_t>(place.slot) * params.slot_bytes;
   const size_t row_bytes = static_cast<size_t>(params.n) * 2;
   const int first_column = place.first_column + panel * kPanelColumns;
-  const int num_rows = place.rows - lane_row, num_chunks = (params.n - first_column) / kChunkElements;
+  const int num_rows = place.rows - lane_row,
+            num_chunks = (params.n - first_column) / kChunkElements;
 
 #pragma unroll 1
   for (int done = 0; done < kNumRows; done += kRowsAtOnce) {
@@ -186,8 +187,8 @@ __device__ __forceinline__ const void* wait_partials(const FusedParams<Config>& 
   if (lane < window.num_ranks) {
     if (outputs) output = wait_peer_output(window, lane, epoch);
     if (own_too || lane != window.rank) {
-      wait_epoch(window, window.control[window.rank]->tile_ready(slot, lane), epoch,
-                 kWaitTileReady, lane, slot);
+      wait_epoch(window, window.control[window.rank]->tile_ready(slot, lane), epoch, kWaitTileReady,
+                 lane, slot);
     }
   }
   __syncwarp();
@@ -220,11 +221,13 @@ struct ReduceUnit {
   int in_tile;
 };
 
-__device__ __forceinline__ ReduceUnit reduce_unit_at(int unit, const OwnSlots& slots,
-                                                     int units_of_whole, int units_of_half) {
-  const int in_halves = unit - slots.num_whole * units_of_whole;
-  if (in_halves < 0) return {unit / units_of_whole, unit % units_of_whole};
-  return {slots.num_whole + in_halves / units_of_half, in_halves % units_of_half};
+template <class Config>
+__device__ __forceinline__ ReduceUnit reduce_unit_at(const FusedParams<Config>& params, int unit) {
+  constexpr int kOfWhole = Config::Wide::kUnitsPerTile, kOfHalf = Config::Narrow::kUnitsPerTile;
+  if (params.tile_n == Config::Narrow::kTileN) return {unit / kOfHalf, unit % kOfHalf};
+  const int in_halves = unit - params.slots.num_whole * kOfWhole;
+  if (in_halves < 0) return {unit / kOfWhole, unit % kOfWhole};
+  return {params.slots.num_whole + in_halves / kOfHalf, in_halves % kOfHalf};
 }
 
 // Takes units until none is left. Units are dealt in the order of the slots, which is that of the
@@ -234,21 +237,16 @@ __device__ __forceinline__ ReduceUnit reduce_unit_at(int unit, const OwnSlots& s
 template <class Config>
 __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
-  using Wide = typename Config::Wide;
-  using Narrow = typename Config::Narrow;
   ControlBlock* control = params.window.control[params.window.rank];
   const int lane = threadIdx.x % 32;
   const uint64_t epoch = shared.epoch;
-  const int units_of_whole =
-      params.tile_n == Wide::kTileN ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
   const void* peer_output = params.output;
   uint32_t num_stored = 0;
   for (;;) {
     int unit_idx = 0;
     if (lane == 0) unit_idx = atomicAdd(&control->next_unit, 1u);
     unit_idx = __shfl_sync(~0u, unit_idx, 0);
-    const ReduceUnit unit =
-        reduce_unit_at(unit_idx, params.slots, units_of_whole, Narrow::kUnitsPerTile);
+    const ReduceUnit unit = reduce_unit_at(params, unit_idx);
     if (unit.slot >= params.slots.num_sent) break;
     const bool first = num_stored == 0;
     const void* output =

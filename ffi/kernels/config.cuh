@@ -93,19 +93,20 @@ struct FusedParams {
   const void* x;        // AllGather: this rank's rows, to be sent
   void* shared_output;  // what peers store to: the output (AllReduce), the gathered x (AllGather)
   void* output;
-  RowBlocks blocks;
-  int m, n, k;      // of the product on this rank
+  TileOrder order;
+  Divisor block_rows;  // AllGather
+  int m, n, k;         // of the product on this rank
   int tile_n;       // of the tiles that are split into items: 256, or 128 and all items are narrow
   TileItems items;  // of all tiles (AllReduce, AllGather), of the tiles of an owner (ReduceScatter)
   OwnSlots slots;
   int num_items, num_units;  // on this rank; in the whole output (AllReduce)
   int slots_per_source, slot_bytes;
   int own_last;  // ReduceScatter: so many of this rank's own items come last
-  int num_tiles_n, num_k_tiles;
-  int raster;
+  int num_k_tiles;
   int num_comm_ctas, num_senders;
   int num_spare_warps;
   int push_spread;
+  Divisor num_turns;  // of the pushes: one for each slot of an owner that a wave of items fills
   TraceBuffer trace;
 };
 
@@ -122,11 +123,8 @@ __device__ __forceinline__ TilePlace take_half(const FusedParams<Config>& params
 template <class Config>
 __device__ __forceinline__ TilePlace owners_place(const FusedParams<Config>& params, int owner,
                                                   int slot) {
-  const int num_ranks = params.window.num_ranks;
   const TileItem item = tile_item(slot, params.items);
-  TilePlace place =
-      reducescatter_place(owned_tile(item.tile_idx, num_ranks, owner), params.num_tiles_n,
-                          params.raster, num_ranks, params.blocks, kTileM);
+  TilePlace place = reducescatter_place(owner, item.tile_idx, params.order);
   place.slot = slot;
   return take_half(params, place, item);
 }
@@ -134,23 +132,20 @@ __device__ __forceinline__ TilePlace owners_place(const FusedParams<Config>& par
 // The item that comes at position `item_idx` on this rank.
 template <class Config>
 __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int item_idx) {
-  const int num_ranks = params.window.num_ranks, rank = params.window.rank;
+  const int rank = params.window.rank;
+  const TileOrder& order = params.order;
   if (params.op == Op::kReduceScatter) {
-    const OwnersItem turn =
-        reducescatter_turn(item_idx, params.slots_per_source, num_ranks, rank, params.own_last);
+    const OwnersItem turn = reducescatter_turn(item_idx, params.slots_per_source, order.num_ranks,
+                                               order.num_others, rank, params.own_last);
     return owners_place(params, turn.owner, turn.item_idx);
   }
   const TileItem item = tile_item(item_idx, params.items);
   if (params.op == Op::kAllGather) {
-    return take_half(params,
-                     allgather_place(item.tile_idx, params.num_tiles_n, params.raster, num_ranks,
-                                     rank, params.blocks, kTileM),
-                     item);
+    return take_half(params, allgather_place(item.tile_idx, order, rank), item);
   }
-  TilePlace place =
-      allreduce_place(item.tile_idx, params.num_tiles_n, params.raster, params.blocks, kTileM);
-  place.owner = tile_owner(item_idx, num_ranks);
-  place.slot = tile_slot(item_idx, num_ranks);
+  TilePlace place = allreduce_place(item.tile_idx, order);
+  place.owner = tile_owner(item_idx, order.num_ranks);
+  place.slot = tile_slot(item_idx, order.num_ranks);
   return take_half(params, place, item);
 }
 

@@ -81,12 +81,13 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
   const PeerWindow& window = params.window;
   ControlBlock* control = window.control[window.rank];
   const int lane = threadIdx.x % 32;
-  const int num_rows = num_tile_rows(params.blocks, kTileM);
+  const int num_rows = num_tile_rows(params.order.blocks, kTileM);
   const int num_parts = num_column_parts(params.k);
   constexpr int kUnitsPerPiece = kTileM / kRowsPerUnit;
   const int num_units = num_rows * num_parts * kUnitsPerPiece;
   // A band of the raster holds so many tile rows of each of the other ranks.
-  const int rows_of_band = min(ceil_div(params.raster, window.num_ranks - 1), num_rows);
+  const int rows_of_band =
+      min(ceil_div(params.order.raster.rows_of_band.value, window.num_ranks - 1), num_rows);
   const size_t row_bytes = static_cast<size_t>(params.k) * kElementBytes;
   const void* peer_output = nullptr;
   uint32_t phase = 0;
@@ -100,11 +101,11 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
     }
     __syncwarp();
     const GatherUnit unit = gather_unit(unit_idx, num_rows, num_parts, rows_of_band, kTileM);
-    const auto [batch, row, valid_rows] = row_in_block(unit.tile_row, params.blocks, kTileM);
+    const auto [batch, row, valid_rows] = row_in_block(unit.tile_row, params.order);
     const int rows_of_unit = min(kRowsPerUnit, valid_rows - unit.row);
     if (rows_of_unit > 0) {
       const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
-      const size_t block_rows = params.blocks.block_rows;
+      const size_t block_rows = params.block_rows.value;
       const size_t in_shard = batch * block_rows + row + unit.row;
       const size_t in_gathered =
           (batch * window.num_ranks + window.rank) * block_rows + row + unit.row;

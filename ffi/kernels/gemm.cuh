@@ -140,9 +140,8 @@ __device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int
   const int columns = next_narrow ? Config::Narrow::kTileN : Config::Wide::kTileN;
   const int64_t spread = static_cast<int64_t>(params.num_k_tiles) * columns * kCyclesPerColumn *
                          params.push_spread / 100;
-  // A turn for each slot of an owner that one wave of items fills.
-  const int num_turns = ceil_div(gridDim.x, params.window.num_ranks);
-  const int64_t until = ptx::sm_cycles() + spread * (slot % num_turns) / num_turns;
+  const Divisor& num_turns = params.num_turns;
+  const int64_t until = ptx::sm_cycles() + spread * (slot % num_turns) / num_turns.value;
   while (ptx::sm_cycles() < until) __nanosleep(100);
 }
 
@@ -186,8 +185,8 @@ template <class Config>
 __device__ __forceinline__ void store_item(const FusedParams<Config>& params,
                                            const unsigned char* buffer, uint64_t* buffer_empty,
                                            const TilePlace& place) {
-  const int block = place.output_row / params.blocks.block_rows;
-  const int row = place.output_row - block * params.blocks.block_rows;
+  const int block = place.output_row / params.block_rows;
+  const int row = place.output_row - block * params.block_rows.value;
   const int num_panels = place.narrow ? Config::Narrow::kNumPanels : Config::Wide::kNumPanels;
   for (int panel = 0; panel < num_panels; panel++) {
     ptx::tensor_store_3d(&params.output_map, buffer + panel * kPanelBytes,
@@ -261,8 +260,8 @@ __device__ __forceinline__ void multiply(const FusedParams<Config>& params,
                                          SharedStorage<Config>& shared,
                                          typename Tile::Pipeline& pipeline,
                                          typename Tile::Mainloop::TensorStorage& storage,
-                                         const typename Tile::Mainloop::Params& maps,
-                                         int count, int item) {
+                                         const typename Tile::Mainloop::Params& maps, int count,
+                                         int item) {
   const int math_thread = threadIdx.x - (kNumThreads - kNumMathThreads);
   typename Tile::Mainloop mainloop;
   typename Tile::Mainloop::TiledMma mma;

@@ -7,6 +7,8 @@
 // rows of the other ranks take turns (AllGather). So every link carries the same load at any time.
 #pragma once
 
+#include <cstdint>
+
 #ifdef __CUDACC__
 #define ENTWINE_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -47,17 +49,49 @@ struct TilePlace {
 
 ENTWINE_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Bands of `raster` tile rows; inside a band column by column, rows fastest. Tiles that are computed
+// A divisor that is known when the kernel is launched: a multiplication and a shift take the place of
+// some twenty instructions, which count at the start of a kernel and for every unit that is claimed.
+// Exact for dividends in [0, 2^31): multiplier = ceil(2^shift / value), shift = 31 + ceil(log2(value)).
+struct Divisor {
+  int value;
+  uint32_t multiplier;
+  int shift;
+};
+
+inline Divisor make_divisor(int value) {
+  int shift = 31;
+  while ((int64_t{1} << (shift - 31)) < value) shift++;
+  return {value, static_cast<uint32_t>(((uint64_t{1} << shift) + value - 1) / value), shift};
+}
+
+ENTWINE_HOST_DEVICE int operator/(int dividend, const Divisor& by) {
+  return static_cast<int>(uint64_t{by.multiplier} * static_cast<uint32_t>(dividend) >> by.shift);
+}
+
+ENTWINE_HOST_DEVICE int operator%(int dividend, const Divisor& by) {
+  return dividend - dividend / by * by.value;
+}
+
+// Bands of so many tile rows; inside a band column by column, rows fastest. Tiles that are computed
 // at the same time then share rows of x and columns of w in the L2 cache.
-ENTWINE_HOST_DEVICE TileCoordinates tile_coordinates(int tile_idx, int num_tiles_m, int num_tiles_n,
-                                                     int raster) {
-  const int tiles_in_band = raster * num_tiles_n;
-  const int band = tile_idx / tiles_in_band;
-  const int first_row = band * raster;
-  const int rows_left = num_tiles_m - first_row;
-  const int rows = rows_left < raster ? rows_left : raster;
-  const int in_band = tile_idx - band * tiles_in_band;
-  return {first_row + in_band % rows, in_band / rows};
+struct Raster {
+  Divisor tiles_of_band;
+  Divisor rows_of_band, rows_of_last;
+  int last_band;
+};
+
+inline Raster make_raster(int num_tiles_m, int num_tiles_n, int rows_of_band) {
+  const int last_band = ceil_div(num_tiles_m, rows_of_band) - 1;
+  return {make_divisor(rows_of_band * num_tiles_n), make_divisor(rows_of_band),
+          make_divisor(num_tiles_m - last_band * rows_of_band), last_band};
+}
+
+ENTWINE_HOST_DEVICE TileCoordinates tile_coordinates(int tile_idx, const Raster& raster) {
+  const int band = tile_idx / raster.tiles_of_band;
+  const int in_band = tile_idx - band * raster.tiles_of_band.value;
+  const Divisor& rows = band == raster.last_band ? raster.rows_of_last : raster.rows_of_band;
+  const int column = in_band / rows;
+  return {band * raster.rows_of_band.value + in_band - column * rows.value, column};
 }
 
 // The items of a list of tiles, in order: what one CTA computes at a time. Every tile is one item,
@@ -89,10 +123,14 @@ ENTWINE_HOST_DEVICE TileItem tile_item(int item_idx, const TileItems& items) {
 }
 
 // The next four count items, not tiles, where AllReduce deals out its output.
-ENTWINE_HOST_DEVICE int tile_owner(int tile_idx, int num_ranks) { return tile_idx % num_ranks; }
+ENTWINE_HOST_DEVICE int tile_owner(int tile_idx, const Divisor& num_ranks) {
+  return tile_idx % num_ranks;
+}
 
 // The position of a tile among the tiles of its owner.
-ENTWINE_HOST_DEVICE int tile_slot(int tile_idx, int num_ranks) { return tile_idx / num_ranks; }
+ENTWINE_HOST_DEVICE int tile_slot(int tile_idx, const Divisor& num_ranks) {
+  return tile_idx / num_ranks;
+}
 
 // The inverse of (tile_owner, tile_slot).
 ENTWINE_HOST_DEVICE int owned_tile(int slot, int num_ranks, int rank) {
@@ -108,6 +146,30 @@ ENTWINE_HOST_DEVICE int num_tile_rows(const RowBlocks& blocks, int tile_m) {
   return blocks.num_batches * ceil_div(blocks.rows, tile_m);
 }
 
+// The order of one launch.
+struct TileOrder {
+  RowBlocks blocks;
+  int tile_m;
+  Divisor num_ranks, num_others;
+  Divisor tiles_of_block;  // tile rows
+  Raster raster;           // of one rank's rows (AllReduce: of all)
+  int tiles_of_rank;
+  Raster others;  // AllGather: of the rows of all other ranks
+};
+
+inline TileOrder make_tile_order(const RowBlocks& blocks, int num_tiles_n, int raster,
+                                 int num_ranks, int tile_m) {
+  const int rows = num_tile_rows(blocks, tile_m), num_others = num_ranks > 1 ? num_ranks - 1 : 1;
+  return {.blocks = blocks,
+          .tile_m = tile_m,
+          .num_ranks = make_divisor(num_ranks),
+          .num_others = make_divisor(num_others),
+          .tiles_of_block = make_divisor(ceil_div(blocks.rows, tile_m)),
+          .raster = make_raster(rows, num_tiles_n, raster),
+          .tiles_of_rank = rows * num_tiles_n,
+          .others = make_raster(num_others * rows, num_tiles_n, raster)};
+}
+
 // A tile row of one rank: its batch, and its first row within the block.
 struct RowInBlock {
   int batch;
@@ -115,84 +177,79 @@ struct RowInBlock {
   int valid_rows;
 };
 
-ENTWINE_HOST_DEVICE RowInBlock row_in_block(int tile_m_idx, const RowBlocks& blocks, int tile_m) {
-  const int tiles_per_block = ceil_div(blocks.rows, tile_m);
-  const int row = tile_m_idx % tiles_per_block * tile_m;
-  const int rows_left = blocks.rows - row;
-  return {tile_m_idx / tiles_per_block, row, rows_left < tile_m ? rows_left : tile_m};
+ENTWINE_HOST_DEVICE RowInBlock row_in_block(int tile_m_idx, const TileOrder& order) {
+  const int batch = tile_m_idx / order.tiles_of_block;
+  const int row = (tile_m_idx - batch * order.tiles_of_block.value) * order.tile_m;
+  const int rows_left = order.blocks.rows - row;
+  return {batch, row, rows_left < order.tile_m ? rows_left : order.tile_m};
 }
 
 // Without the owner and the slot, which go by items.
-ENTWINE_HOST_DEVICE TilePlace allreduce_place(int tile_idx, int num_tiles_n, int raster,
-                                              const RowBlocks& blocks, int tile_m) {
-  const auto at = tile_coordinates(tile_idx, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
-  const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
-  const int first_row = batch * blocks.block_rows + row;
+ENTWINE_HOST_DEVICE TilePlace allreduce_place(int tile_idx, const TileOrder& order) {
+  const auto at = tile_coordinates(tile_idx, order.raster);
+  const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, order);
+  const int first_row = batch * order.blocks.block_rows + row;
   return {
       .tile_n_idx = at.tile_n_idx, .rows = valid_rows, .x_row = first_row, .output_row = first_row};
 }
 
-// ReduceScatter: which of the owner's items comes at position `item_idx` on this rank. The owners take turns, but the
-// last `own_last` items of this rank are its own: the other ranks' partials of them have come by then.
+// ReduceScatter: which of the owner's items comes at position `item_idx` on this rank. The owners
+// take turns, but the last `own_last` items of this rank are its own: the other ranks' partials of them
+// have come by then.
 struct OwnersItem {
   int owner;
   int item_idx;
 };
 
-ENTWINE_HOST_DEVICE OwnersItem reducescatter_turn(int item_idx, int items_per_owner, int num_ranks,
-                                                  int rank, int own_last) {
-  const int in_turn = (items_per_owner - own_last) * num_ranks;
-  if (item_idx < in_turn) return {item_idx % num_ranks, item_idx / num_ranks};
-  const int num_others = num_ranks - 1, first = items_per_owner - own_last;
-  const int rest = item_idx - in_turn;
-  if (rest < own_last * num_others) {
-    return {(rank + 1 + rest % num_others) % num_ranks, first + rest / num_others};
-  }
-  return {rank, first + rest - own_last * num_others};
+ENTWINE_HOST_DEVICE OwnersItem reducescatter_turn(int item_idx, int items_per_owner,
+                                                  const Divisor& num_ranks,
+                                                  const Divisor& num_others, int rank,
+                                                  int own_last) {
+  const int first = items_per_owner - own_last, rest = item_idx - first * num_ranks.value;
+  if (rest < 0) return {item_idx % num_ranks, item_idx / num_ranks};
+  const int others_last = own_last * (num_ranks.value - 1);
+  if (rest >= others_last) return {rank, first + rest - others_last};
+  const int round = rest / num_others;
+  const int owner = rank + 1 + rest - round * num_others.value;
+  return {owner < num_ranks.value ? owner : owner - num_ranks.value, first + round};
 }
 
 // Every owner's tiles follow the raster over its own rows.
-ENTWINE_HOST_DEVICE TilePlace reducescatter_place(int tile_idx, int num_tiles_n, int raster,
-                                                  int num_ranks, const RowBlocks& blocks,
-                                                  int tile_m) {
-  const int owner = tile_owner(tile_idx, num_ranks), slot = tile_slot(tile_idx, num_ranks);
-  const auto at = tile_coordinates(slot, num_tile_rows(blocks, tile_m), num_tiles_n, raster);
-  const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, blocks, tile_m);
+ENTWINE_HOST_DEVICE TilePlace reducescatter_place(int owner, int slot, const TileOrder& order) {
+  const auto at = tile_coordinates(slot, order.raster);
+  const auto [batch, row, valid_rows] = row_in_block(at.tile_m_idx, order);
+  const int block_rows = order.blocks.block_rows;
   return {.tile_n_idx = at.tile_n_idx,
           .rows = valid_rows,
-          .x_row = (batch * num_ranks + owner) * blocks.block_rows + row,
-          .output_row = batch * blocks.block_rows + row,
+          .x_row = (batch * order.num_ranks.value + owner) * block_rows + row,
+          .output_row = batch * block_rows + row,
           .owner = owner,
           .slot = slot};
 }
 
 // First this rank's own rows, which need not be waited for; then a tile row of every other rank in
 // turn, in the order in which they are sent. Each of the two parts has its own raster.
-ENTWINE_HOST_DEVICE TilePlace allgather_place(int tile_idx, int num_tiles_n, int raster,
-                                              int num_ranks, int rank, const RowBlocks& blocks,
-                                              int tile_m) {
-  const int own_rows = num_tile_rows(blocks, tile_m), own_tiles = own_rows * num_tiles_n;
-  int source, tile_row;
-  TileCoordinates at;
-  if (tile_idx < own_tiles) {
-    at = tile_coordinates(tile_idx, own_rows, num_tiles_n, raster);
-    source = rank;
-    tile_row = at.tile_m_idx;
-  } else {
-    const int num_others = num_ranks - 1;
-    at = tile_coordinates(tile_idx - own_tiles, num_others * own_rows, num_tiles_n, raster);
-    source = (rank + 1 + at.tile_m_idx % num_others) % num_ranks;
-    tile_row = at.tile_m_idx / num_others;
+ENTWINE_HOST_DEVICE TilePlace allgather_place(int tile_idx, const TileOrder& order, int rank) {
+  const int among_others = tile_idx - order.tiles_of_rank, num_ranks = order.num_ranks.value;
+  const bool own = among_others < 0;
+  const auto at =
+      own ? tile_coordinates(tile_idx, order.raster) : tile_coordinates(among_others, order.others);
+  int source = rank, tile_row = at.tile_m_idx;
+  if (!own) {
+    tile_row = at.tile_m_idx / order.num_others;
+    source += 1 + at.tile_m_idx - tile_row * order.num_others.value;
+    if (source >= num_ranks) source -= num_ranks;
   }
-  const auto [batch, row, valid_rows] = row_in_block(tile_row, blocks, tile_m);
-  const int gathered_row = (batch * num_ranks + source) * blocks.block_rows + row;
+  const auto [batch, row, valid_rows] = row_in_block(tile_row, order);
+  const int block_rows = order.blocks.block_rows;
+  const int gathered_row = (batch * num_ranks + source) * block_rows + row;
   return {.tile_n_idx = at.tile_n_idx,
           .rows = valid_rows,
           .x_row = gathered_row,
           .output_row = gathered_row,
           .source = source,
           .tile_row = tile_row,
-          .shard_row = batch * blocks.block_rows + row};
+          .shard_row = batch * block_rows + row};
 }
 
 // AllGather: rows are sent in pieces of one tile row and so many columns of k. Each has a flag.
