@@ -29,8 +29,8 @@ __device__ __forceinline__ void fail_wait(const PeerWindow& window, WaitKind kin
 
 class Deadline {
  public:
-  __device__ explicit Deadline(const PeerWindow& window)
-      : end_(ptx::global_nanoseconds() + window.deadline_ns) {}
+  __device__ explicit Deadline(const PeerWindow& window, int times = 1)
+      : end_(ptx::global_nanoseconds() + times * window.deadline_ns) {}
   __device__ bool passed() const { return ptx::global_nanoseconds() > end_; }
 
  private:
@@ -62,12 +62,12 @@ __device__ __forceinline__ void wait_arrived(const PeerWindow& window, uint64_t 
 }
 
 // Waits for a phase of an mbarrier of this CTA. Only warps of the same CTA and its own copies
-// arrive there, so the deadline is passed only if one of them failed, or waited for peers for about
-// as long itself: then either may be the first to say so.
+// arrive there. One of those may have to wait for peers, and began to do so later: it has the first word,
+// as it can name the peer.
 __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint64_t* barrier,
                                            uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
-  const Deadline deadline(window);
+  const Deadline deadline(window, 2);
   while (!ptx::mbarrier_try_wait(barrier, parity)) {
     if (deadline.passed()) fail_wait(window, kWaitBarrier, -1, -1, parity, parity ^ 1);
   }
