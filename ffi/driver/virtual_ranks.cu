@@ -66,7 +66,10 @@ class VirtualRanks {
       result.wrong_partials = take_wrong();
       std::unique_ptr<HeldSms> held;
       if (request_.resident_ctas > 0) {
-        held = std::make_unique<HeldSms>(used_devices(), request_.resident_ctas);
+        std::vector<int> devices = used_devices();
+        const size_t num_held = std::max(request_.held_devices, 0);
+        if (num_held > 0 && num_held < devices.size()) devices.resize(num_held);
+        held = std::make_unique<HeldSms>(devices, request_.resident_ctas);
       }
       // Every set of every problem is checked before it is used again.
       const int lap = kNumSets * static_cast<int>(request_.problems.size());

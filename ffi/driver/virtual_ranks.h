@@ -26,8 +26,8 @@ struct VirtualRanksRequest {
   std::vector<int> devices;  // rank r runs on devices[r % devices.size()]
   Dtype dtype;
   int num_ctas;       // grid of each rank; ranks that share a GPU must all fit on it
-  int resident_ctas;  // > 0: so many SMs of each GPU are free, the others are held by another
-                      // kernel
+  int resident_ctas;  // > 0: so many SMs of a GPU are free, the others are held by another kernel
+  int held_devices;   // > 0: of so many GPUs only, the first ones
   int num_calls;      // verified calls, back to back
   int num_timed_calls;
   int late_ms;       // the last rank's kernels are enqueued so much later

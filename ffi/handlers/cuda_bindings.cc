@@ -108,9 +108,9 @@ VirtualProblem problem_of(nb::dict problem) {
 }
 
 nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> devices,
-                       const std::string& dtype, int num_ctas, int resident_ctas, int num_calls,
-                       int num_timed_calls, int late_ms, int missing_rank, uint64_t seed,
-                       double deadline_seconds, bool traced) {
+                       const std::string& dtype, int num_ctas, int resident_ctas, int held_devices,
+                       int num_calls, int num_timed_calls, int late_ms, int missing_rank,
+                       uint64_t seed, double deadline_seconds, bool traced) {
   VirtualRanksRequest request{
       .problems = {},
       .num_ranks = num_ranks,
@@ -118,6 +118,7 @@ nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> device
       .dtype = dtype_of(dtype),
       .num_ctas = num_ctas,
       .resident_ctas = resident_ctas,
+      .held_devices = held_devices,
       .num_calls = num_calls,
       .num_timed_calls = num_timed_calls,
       .late_ms = late_ms,
@@ -156,17 +157,19 @@ void bind_cuda(nb::module_& m) {
   m.def("set_deadline", set_deadline, nb::arg("seconds"),
         "The longest wait inside a kernel, for launches from now on.");
   m.def("workspace_report", reports, nb::sig("def workspace_report() -> list[dict[str, int]]"));
-  m.def("run_virtual_ranks", virtual_ranks, nb::arg("problems"), nb::arg("num_ranks"),
-        nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
-        nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0, nb::arg("late_ms") = 0,
-        nb::arg("missing_rank") = -1, nb::arg("seed") = 0, nb::arg("deadline_seconds") = 10.0,
-        nb::arg("trace") = false,
-        nb::sig("def run_virtual_ranks(problems: list[dict[str, object]], num_ranks: int, "
-                "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
-                "num_calls: int = 6, num_timed_calls: int = 0, late_ms: int = 0, "
-                "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0, "
-                "trace: bool = False) -> dict[str, typing.Any]"),
-        "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
+  m.def(
+      "run_virtual_ranks", virtual_ranks, nb::arg("problems"), nb::arg("num_ranks"),
+      nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
+      nb::arg("held_devices") = 0, nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0,
+      nb::arg("late_ms") = 0, nb::arg("missing_rank") = -1, nb::arg("seed") = 0,
+      nb::arg("deadline_seconds") = 10.0, nb::arg("trace") = false,
+      nb::sig(
+          "def run_virtual_ranks(problems: list[dict[str, object]], num_ranks: int, "
+          "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
+          "held_devices: int = 0, num_calls: int = 6, num_timed_calls: int = 0, late_ms: int = 0, "
+          "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0, "
+          "trace: bool = False) -> dict[str, typing.Any]"),
+      "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
 }
 
 }  // namespace entwine

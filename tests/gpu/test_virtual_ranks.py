@@ -99,9 +99,11 @@ def test_batches_of_row_blocks(op, rows):
 
 @every_op
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_two_resident_ctas(op, schedule):
-    """Another kernel holds all SMs but two of each GPU; the grid is as large as ever."""
-    run(op, 516, 1032, 2568, 2, 2, schedule, num_ctas=NUM_SMS, resident_ctas=2, num_calls=9)
+@pytest.mark.parametrize("held_devices", [1, 2])
+def test_two_resident_ctas(op, schedule, held_devices):
+    """Another kernel holds all SMs but two of one GPU, or of both; the grid is as large as ever."""
+    held = {"resident_ctas": 2, "held_devices": held_devices}
+    run(op, 516, 1032, 2568, 2, 2, schedule, num_ctas=NUM_SMS, num_calls=9, **held)
 
 
 @every_op
