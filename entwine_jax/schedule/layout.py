@@ -40,6 +40,16 @@ def num_items(problem: Problem, schedule: Schedule) -> int:
     return num_owners * tile_order.num_items(tiles // num_owners, tail)
 
 
+def last_items(problem: Problem, schedule: Schedule) -> int:
+    """Items of the last wave of one launch: a rank sums its own ones of these where they are made.
+
+    In the reduce-scatter the last items of a rank are its own, so they are no more than it owns.
+    """
+    items = num_items(problem, schedule)
+    last = last_wave(items, problem.hardware.num_sms - schedule.num_comm_ctas)
+    return min(last, items // problem.num_ranks) if problem.op == REDUCESCATTER else last
+
+
 def num_pieces(problem: Problem, schedule: Schedule) -> int:
     """Pieces in which the all-gather sends the rows of one rank."""
     return _num_tile_rows(problem, schedule) * ceil_div(problem.k_local, GATHER_COLUMNS)

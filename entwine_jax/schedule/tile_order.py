@@ -61,8 +61,8 @@ def reducescatter_turn(
 ) -> tuple[int, int]:
     """Owner, and position among the owner's items, of what `rank` computes at `item_idx`.
 
-    The owners take turns, but the last `own_last` items of a rank are its own: what is finished
-    last has no link to cross.
+    The owners take turns, but the last `own_last` items of a rank are its own: the other ranks'
+    partials of them have come by then.
     """
     first = items_per_owner - own_last
     in_turn = first * num_ranks

@@ -1,6 +1,7 @@
 """CTAs that compute: they claim tiles, multiply, write the store buffer and push."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
@@ -44,6 +45,10 @@ class Finished(NamedTuple):
     last: bool
 
 
+# A CTA, a slot, since when, and what follows.
+SumOwn = Callable[[Cta, int, float, Callable[[float], None]], None]
+
+
 class ComputeCta(Cta):
     """One CTA that computes. The methods are called in order of time.
 
@@ -53,6 +58,7 @@ class ComputeCta(Cta):
         rows: AllGather: the rows that tiles wait for. The others have them from the start.
         publish: tells a tile's owner when a partial of it is in place. AllGather has None, as it
             keeps its tiles.
+        sum_own: sums a tile of the last wave that this rank owns; so does `Reduction.sum_own`.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class ComputeCta(Cta):
         num_spare_warps: int,
         rows: Rows | None = None,
         publish: Callable[[Tile, float], None] | None = None,
+        sum_own: SumOwn | None = None,
     ) -> None:
         # The loader and the push warp join the others that communicate.
         num_warps = FIRST_SPARE_WARP + num_spare_warps + NUM_MATH_WARPS
@@ -70,6 +77,7 @@ class ComputeCta(Cta):
         self._num_spare_warps = num_spare_warps
         self._rows = rows
         self._publish = publish
+        self._sum_own = sum_own
         self._tile: int | None = None
         self._following: int | None = None
         self._mainloop_start_us = rank.start_us
@@ -161,12 +169,26 @@ class ComputeCta(Cta):
         end = start + self.rank.world.rates.epilogue_us
         self.rank.record(Kind.EPILOGUE, start, end, tile, self.index, FIRST_MATH_WARP)
         self._accumulated = self._buffer_free_us = None
-        self._schedule_push(Finished(tile, end, last))
-        events, join = self.rank.world.events, self.rank.communication.join
-        if last:
-            events.at(end, join, self, FIRST_MATH_WARP, NUM_MATH_WARPS)
+        place = self.rank.tiles[tile]
+        if place.in_last_wave and place.owner == self.rank.index:
+            assert self._sum_own is not None
+            self._sum_own(self, place.slot, end, partial(self._summed, last=last))
         else:
-            events.at(end, self._begin_mainloop)
+            self._schedule_push(Finished(tile, end, last))
+            self.rank.world.events.at(end, self._go_on, last)
+
+    def _summed(self, now: float, last: bool) -> None:
+        self._buffer_free_us = now
+        if last:
+            free_us = max(now, self._push_free_us)
+            self.rank.world.events.at(free_us, self.rank.communication.join, self, PUSH_WARP, 1)
+        self._go_on(now, last)
+
+    def _go_on(self, now: float, last: bool) -> None:
+        if last:
+            self.rank.communication.join(now, self, FIRST_MATH_WARP, NUM_MATH_WARPS)
+        else:
+            self._begin_mainloop(now)
 
     def _schedule_push(self, finished: Finished) -> None:
         """The push warp waits for the turn of a tile. It has read the one before, or begun to."""

@@ -4,7 +4,8 @@ Every CTA claims tiles in the order of `tile_order`, multiplies them, writes its
 pushes, with the turns of the paced pushes; links queue what is sent, out of every GPU and into
 every GPU; flags take their time; spare warps, communication CTAs and the warps that have run out of
 tiles reduce and forward, or send the rows that the all-gather's tiles wait for, in the order of
-`ffi/kernels/comm.cuh` and `gather.cuh`. Unlike the kernel it takes up to 72 ranks, and
+`ffi/kernels/comm.cuh` and `gather.cuh`; the owner's tiles of the last wave are summed by the CTA
+that made them. Unlike the kernel it takes up to 72 ranks, and
 ranks may differ.
 
 The queues are those of messages of a tile or a unit, not of packets, and the caches and the
@@ -164,8 +165,12 @@ def _add_reduction_ctas(world: World, problem: Problem, schedule: Schedule) -> N
         _start_ctas(
             rank,
             schedule,
-            lambda index, rank=rank: ComputeCta(
-                index, rank, schedule.num_spare_warps, publish=publish
+            lambda index, rank=rank, reduction=reduction: ComputeCta(
+                index,
+                rank,
+                schedule.num_spare_warps,
+                publish=publish,
+                sum_own=reduction.sum_own,
             ),
         )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from entwine_jax.schedule.simulate.links import EventQueue, Links
-from entwine_jax.schedule.simulate.rates import FENCE_US, Rates
+from entwine_jax.schedule.simulate.rates import EXIT_US, FENCE_US, Rates
 from entwine_jax.schedule.timeline import Kind
 
 LOADER_WARP, PUSH_WARP, FIRST_SPARE_WARP, FIRST_MATH_WARP = 0, 1, 2, 4
@@ -25,6 +25,7 @@ class Tile:
         valid_bytes: what is forwarded of it.
         owner: the rank that reduces it; the rank itself for the all-gather.
         slot: position among the owner's tiles.
+        in_last_wave: its owner sums it where it was made, instead of dealing out its units.
         source: AllGather: whose rows it multiplies.
         tile_row: AllGather: which of the source's rows of tiles these are.
     """
@@ -37,6 +38,7 @@ class Tile:
     valid_bytes: float
     owner: int
     slot: int
+    in_last_wave: bool
     source: int = 0
     tile_row: int = 0
 
@@ -63,7 +65,7 @@ class Cta:
     last_arrival_us: float = 0.0
     """When the last of its stores was in place."""
     num_units: int = 0
-    """That it has reduced."""
+    """AllReduce: that it has reduced."""
 
 
 class Communication(Protocol):
@@ -135,11 +137,12 @@ class Rank:
             self._exit(now, cta)
 
     def _exit(self, now: float, cta: Cta) -> None:
-        end = max(now, cta.last_arrival_us) + FENCE_US
-        self.record(Kind.CTA, cta.start_us, end, None, cta.index, 0)
-        if end >= self.last_exit_us:
-            self.last_exit_us, self.last_exit_cta = end, cta.index
+        end = max(now, cta.last_arrival_us) + EXIT_US
         if cta.num_units:
+            end += FENCE_US
             for peer in self.world.ranks:
                 if peer is not self:
                     peer.arrived_us = max(peer.arrived_us, end + self.world.rates.flag_us)
+        self.record(Kind.CTA, cta.start_us, end, None, cta.index, 0)
+        if end >= self.last_exit_us:
+            self.last_exit_us, self.last_exit_cta = end, cta.index

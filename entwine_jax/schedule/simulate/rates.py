@@ -39,13 +39,19 @@ PACED_PUSH_GB_S = 16.0
 # From the last byte on the link to its sender's knowledge that it has arrived.
 COMPLETION_US = 0.7
 
-# A system-wide fence at the end of a CTA or of a unit of rows.
+# A system-wide fence: at the end of a unit of rows, and of a CTA before it counts what it stored.
 FENCE_US = 1.0
 
-# One warp reduces a unit: what it costs for itself, and for each rank, that is a load of 4 KB and
-# a store of 4 KB. While all SMs multiply, the memory system is busy and both take longer.
-REDUCE_US, REDUCE_US_PER_RANK = 1.3, 0.35
-BUSY_REDUCE_US, BUSY_REDUCE_US_PER_RANK = 2.5, 1.3
+# From the last work of a CTA's warps to its end, without that fence: measured.
+EXIT_US = 1.4
+
+# A warp claims a unit; it sees that all partials are there already: measured.
+CLAIM_US = 0.75
+FLAGS_US = 0.9
+
+# One warp sums a unit: so much for each 4 KB that it loads from a slot, and once to store the sum.
+# Without and with all SMs multiplying, which keeps the memory system busy: measured on two ranks.
+SUM_US_PER_SLOT = (0.6, 1.25)
 
 # A sender loads a unit of rows into its staging memory: without and with all SMs multiplying.
 STAGE_US = (1.2, 2.0)
@@ -65,8 +71,6 @@ class Rates:
     epilogue_us: float
     num_turns: int
     """Of the paced pushes: one for each slot of an owner that one wave of items fills."""
-    reduce_us: tuple[float, float]
-    """Of a unit: without and with all SMs multiplying."""
 
 
 def rates_of(problem: Problem, schedule: Schedule) -> Rates:
@@ -80,10 +84,6 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
         flag_us=hardware.flag_latency_us,
         epilogue_us=EPILOGUE_US,
         num_turns=ceil_div(hardware.num_sms, num_ranks),
-        reduce_us=(
-            REDUCE_US + REDUCE_US_PER_RANK * num_ranks,
-            BUSY_REDUCE_US + BUSY_REDUCE_US_PER_RANK * num_ranks,
-        ),
     )
 
 

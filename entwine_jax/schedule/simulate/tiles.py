@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from entwine_jax.schedule.layout import ceil_div, num_tiles
+from entwine_jax.schedule.layout import ceil_div, last_items, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate.rank import Tile
@@ -35,8 +35,10 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
             (True, replace(schedule, tile_n=128, narrow_tail=0)),
         )
     }
+    items = list(_items(problem, schedule, rank))
+    num_earlier = len(items) - last_items(problem, schedule)
     tiles = []
-    for idx, (owner, slot, item) in enumerate(_items(problem, schedule, rank)):
+    for idx, (owner, slot, item) in enumerate(items):
         source = tile_row = 0
         if problem.op == ALLREDUCE:
             tile_m_idx, column = tile_coordinates(item.tile_idx, num_tiles_m, num_tiles_n, raster)
@@ -73,6 +75,7 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
                 valid_bytes=columns * row_bytes,
                 owner=owner,
                 slot=slot,
+                in_last_wave=idx >= num_earlier and problem.op != ALLGATHER,
                 source=source,
                 tile_row=tile_row,
             )
@@ -90,7 +93,7 @@ def _items(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[in
         tiles_of_owner = tiles // num_ranks
         tail = ceil_div(schedule.narrow_tail, num_ranks)
         num_slots = num_items(tiles_of_owner, tail)
-        own_last = min(num_slots, problem.hardware.num_sms) if schedule.tile_n == 256 else 0
+        own_last = last_items(problem, schedule)
         for idx in range(num_slots * num_ranks):
             owner, slot = reducescatter_turn(idx, num_slots, num_ranks, rank, own_last)
             yield owner, slot, tile_item(slot, tiles_of_owner, tail)
