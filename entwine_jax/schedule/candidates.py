@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from entwine_jax.schedule.layout import last_wave, num_tiles
+from entwine_jax.schedule.layout import last_wave, launches, num_tiles
 from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.problem import ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
@@ -26,7 +26,7 @@ def candidates(
     """All schedules that are considered for a problem: the legal ones and the rejected ones."""
     legal: list[Schedule] = []
     rejected: list[Rejection] = []
-    for schedule in _considered(problem):
+    for schedule in _considered(problem, slot_bytes):
         fitted = fit(problem, schedule, slot_bytes)
         if isinstance(fitted, Schedule) and (reason := _why_not_tried(problem, schedule)):
             fitted = Rejection(schedule, reason)
@@ -53,7 +53,7 @@ def tuning_candidates(
     return (*legal, *varied), rejected
 
 
-def _considered(problem: Problem) -> Iterator[Schedule]:
+def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
     """Every schedule that is considered, whether it can run or not."""
     all_placements = [
         Schedule(tile_n=tile_n, num_comm_ctas=num_comm_ctas, num_spare_warps=num_spare_warps)
@@ -62,10 +62,18 @@ def _considered(problem: Problem) -> Iterator[Schedule]:
     ]
     if problem.op == ALLREDUCE:
         # What is finished last is sent twice; in the reduce-scatter it is not sent at all.
-        usual = all_placements[0]
-        tail = last_wave(num_tiles(problem, usual), problem.hardware.num_sms)
-        yield replace(usual, narrow_tail=tail)
+        yield replace(all_placements[0], narrow_tail=_last_tiles(problem, slot_bytes))
     yield from all_placements
+
+
+def _last_tiles(problem: Problem, slot_bytes: int) -> int:
+    """Tiles in the last wave of a launch, of which the slots of halves may ask for several."""
+    tail = last_wave(num_tiles(problem, Schedule()), problem.hardware.num_sms)
+    fitted = fit(problem, Schedule(narrow_tail=tail), slot_bytes)
+    if isinstance(fitted, Schedule):
+        (_, launch), *_ = launches(problem, fitted)
+        tail = last_wave(num_tiles(launch, fitted), problem.hardware.num_sms)
+    return tail
 
 
 def _why_not_tried(problem: Problem, schedule: Schedule) -> str | None:

@@ -3,14 +3,16 @@
 The fused kernel, for each launch:
 
     launch + max(matmul + left over + drain, head + link) + latency     where results are sent
-    launch + max(matmul, link + drain) + latency                        where rows are gathered
+    launch + max(head + matmul, link + drain) + latency                 where rows are gathered
 
     matmul    waves x time of a tile, waves rounded up: the last wave costs as much as a full one
     drain     what follows the longer of the two: the tiles of the last wave finish together, and
-              their bytes then have the link to wait for; of gathered rows, the last columns arrive
-              and are multiplied by one wave of tiles
+              their bytes then have the link to wait for (the reduce-scatter's own ones, which are
+              its last, have none); of gathered rows, the last columns arrive and are multiplied by
+              one wave of tiles
     left over what dedicated communication CTAs could not forward while the matmul ran
-    head      the link idles until the first tiles are finished; gathering starts at once
+    head      the link idles until the first tiles are finished; of gathered rows, the first columns
+              are waited for where there is but one wave of tiles
     link      all bytes of the launch at the rate of stores over NVLink
     latency   flags and the last reduction, after the last byte
 
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from entwine_jax.schedule.layout import (
     GATHER_COLUMNS,
     ceil_div,
+    last_items,
     last_wave,
     launches,
     num_tiles,
@@ -38,10 +41,13 @@ NARROW_TILE_RATE = 0.95
 # a kernel that the link limits took 1% longer in spite of its shorter head.
 NARROW_TILE_LINK_RATE = 0.97
 
-# Local part of the latency after the last byte: loads of the slots, stores, fence and count.
-# With two flags it makes the 8 us measured between the last byte and the end of the kernel; what is
-# not forwarded has one.
-TAIL_LOCAL_US = 5.3
+# What this costs the reduce-scatter beside: its own rows come last, so w is read once more.
+SCATTERED_NARROW_TILE_RATE = 0.97
+
+# Local part of the latency after the last byte: loads of the slots, sums, stores, the end of the
+# CTA; fitted to whole calls on two GPUs. There are two flags beside it, or one where sums are not
+# forwarded.
+TAIL_LOCAL_US = 3.0
 FLAGS_IN_TAIL = {ALLREDUCE: 2, REDUCESCATTER: 1}
 
 # What one dedicated communication CTA forwards to its peers while the matmul runs, GB/s.
@@ -116,7 +122,7 @@ def predict_lax(problem: Problem) -> Prediction:
 
 
 def bound_us(problem: Problem) -> float:
-    """What no implementation beats: max(matmul alone on all SMs, wire bytes / link rate)."""
+    """What no implementation in whole tiles beats: max(matmul alone, wire bytes / link rate)."""
     link_us = problem.wire_bytes / (problem.hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     return max(plain_matmul_us(problem), link_us)
 
@@ -143,13 +149,15 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     link_bytes_per_us = hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
     tile_us = tile_time_us(problem, schedule)
-    waves, last_share = _waves(problem, schedule, num_gemm_ctas)
-
+    if problem.op == REDUCESCATTER:
+        tile_us /= tile_factor(schedule, SCATTERED_NARROW_TILE_RATE)
+    waves = _waves(problem, schedule, num_gemm_ctas)
     matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (
         link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE)
     )
-    drain_us = last_share * problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
+    last_bytes = _last_share(problem, schedule, num_gemm_ctas) * problem.wire_bytes
+    drain_us = last_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
     latency_us = FLAGS_IN_TAIL[problem.op] * hardware.flag_latency_us + TAIL_LOCAL_US
     longest_us = max(matmul_us + left_over_us + drain_us, tile_us + link_us)
@@ -166,21 +174,24 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     )
 
 
-def _waves(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> tuple[float, float]:
-    """Waves, in times of a whole tile, and the share of the tiles that the last one sends."""
+def _waves(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> float:
+    """Waves, in times of a whole tile."""
     tiles = num_tiles(problem, schedule)
     halved = min(schedule.narrow_tail, tiles)
-    if halved:
-        whole_waves = ceil_div(tiles - halved, num_gemm_ctas)
-        waves = ceil_div(2 * halved, num_gemm_ctas)
-        return whole_waves + waves / 2 / NARROW_TILE_RATE, (
-            last_wave(2 * halved, num_gemm_ctas) / 2 / tiles
-        )
-    sent = last_wave(tiles, num_gemm_ctas)
-    if problem.op == REDUCESCATTER and schedule.tile_n == 256:
-        # The kernel keeps this rank's own tiles for the end.
-        sent -= min(sent, tiles // problem.num_ranks)
-    return ceil_div(tiles, num_gemm_ctas), sent / tiles
+    whole_waves = ceil_div(tiles - halved, num_gemm_ctas)
+    return whole_waves + ceil_div(2 * halved, num_gemm_ctas) / 2 / NARROW_TILE_RATE
+
+
+def _last_share(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> float:
+    """Share of the bytes sent that are those of the last wave."""
+    tiles = num_tiles(problem, schedule)
+    halved = min(schedule.narrow_tail, tiles)
+    items, sent_tiles = last_wave(2 * halved or tiles, num_gemm_ctas), float(tiles)
+    if problem.op == REDUCESCATTER:
+        # A rank does not send its own items, and they are its last.
+        items -= min(items, last_items(problem, schedule))
+        sent_tiles -= tiles / problem.num_ranks
+    return items / (2 if halved else 1) / sent_tiles
 
 
 def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
@@ -188,16 +199,19 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     hardware = problem.hardware
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
     waves = ceil_div(num_tiles(problem, schedule), num_gemm_ctas)
+    num_parts = ceil_div(problem.k_local, GATHER_COLUMNS)
     tile_us = tile_time_us(problem, schedule)
     matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S)
-    drain_us = tile_us / ceil_div(problem.k_local, GATHER_COLUMNS)
-    longest_us = max(matmul_us, link_us + drain_us)
+    head_us = link_us / num_parts if waves == 1 else 0.0
+    drain_us = tile_us / num_parts
+    longest_us = max(head_us + matmul_us, link_us + drain_us)
     return Prediction(
         schedule=schedule,
         total_us=hardware.launch_us + longest_us + hardware.flag_latency_us,
         launch_us=hardware.launch_us,
         matmul_us=matmul_us,
+        head_us=head_us,
         link_us=link_us,
         drain_us=drain_us,
         latency_us=hardware.flag_latency_us,
