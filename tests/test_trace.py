@@ -12,6 +12,7 @@ import entwine_jax
 from entwine_jax import runtime
 from entwine_jax.__main__ import main
 from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, summarize
 from entwine_jax.trace import perfetto
@@ -167,6 +168,8 @@ def test_command_traces_and_simulates(op, traced_kernel, tmp_path, capsys):
     assert "untraced  42.0 us a call" in printed
     assert printed.count("rank 1: ") == 2
     if op == "ar":
+        before_us = options["num_timed_calls"] * predict(PROBLEM, Schedule()).total_us
+        assert before_us == pytest.approx(400_000, rel=0.01)
         assert "simulated 0.500 of the measured time" in printed
         for summary in summarize(simulate(PROBLEM, Schedule()).events):
             assert str(summary) in printed
