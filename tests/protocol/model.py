@@ -1,10 +1,14 @@
 """The flag protocol of the fused kernel (ffi/kernels, ffi/peer) as a model to explore whole.
 
 Some ranks make a sequence of calls, one epoch each. During an epoch a rank has tasks, such as to
-push a tile to its owner or to sum a tile that it owns. Tasks are independent of each other: which
-warp of which CTA takes which one, and when, is left open. A task is a script of steps that come one
+push a tile to its owner or to sum a tile that it owns. A task is a script of steps that come one
 after the other, like the statements of the kernel. The explorer tries every interleaving of all
 steps of all tasks of all ranks.
+
+Tasks are independent of each other: which warp of which CTA takes which one, and when, is left
+open, so whatever the kernel does is among what is explored. But a CTA that waits holds up its later
+items. Whether that ends is asked with few CTAs (`num_ctas`), each of which finishes an item before
+it begins the next one; the explorer tries every way of dealing the items to them.
 
 Memory is no part of the state. Every word and every slot has a known writer, so its content follows
 from how far the writers have got (`Model.done`).
@@ -13,14 +17,25 @@ A step either cannot happen yet (a wait), or it happens; if it must not happen, 
 ProtocolError. Breaking a rule of the protocol (Rule) changes the scripts, and the explorer must
 then find an error: otherwise the rule would not be needed, or the model could not see it.
 
-Not in the model: halves and units of tiles (a tile stands for any of them), the order in which
-counters deal out the work, and how many CTAs are resident.
+Not in the model: halves and units of tiles (a tile stands for any of them), and the order in which
+units are dealt: a warp that waits with one holds up no item.
+
+Why no wait is cyclic, however few CTAs are resident and however far ahead they claim: A CTA that
+sums item p where it was made waits for the peers' partials of p. Every CTA takes its items in the
+order in which its rank visits them. AllReduce: all ranks visit them in the same order, so a peer
+can be held up before p only by a wait in an earlier item; the first item that is waited for is held
+up by none and comes, then the next. ReduceScatter: a rank waits only in its own last items, which
+it visits after all items of the others, so a peer's p is never held up. Units are of items that
+every rank visits before the first one in which it waits.
 """
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+
+from entwine_jax.schedule.tile_order import reducescatter_turn
 
 
 class Op(enum.Enum):
@@ -33,10 +48,14 @@ class Call(NamedTuple):
     """What all ranks do in one epoch.
 
     AllGather: `num_tiles` counts the pieces of rows that each rank sends, with a flag for each.
+
+    A rank sums tiles that it owns where they were made if they are among the last `num_last` of all
+    (AllReduce) or of its own (ReduceScatter).
     """
 
     op: Op
     num_tiles: int
+    num_last: int = 0
 
 
 class Rule(enum.Flag):
@@ -49,6 +68,9 @@ class Rule(enum.Flag):
     STORE_BEFORE_COUNT = enum.auto()  # a tile is counted when it has been stored
     WAIT_ARRIVED = enum.auto()  # a kernel ends when its output has arrived
     TWO_PARITIES = enum.auto()  # consecutive epochs use different slots
+    SUM_ALL_SENT = enum.auto()  # units are dealt of every tile that was sent to its owner,
+    SUM_SENT_ALONE = enum.auto()  # and of no other
+    OWN_LAST_IN_ORDER = enum.auto()  # of the last tiles a rank does not visit its own first
 
 
 ALL_RULES = ~Rule(0)
@@ -65,6 +87,7 @@ class Kind(enum.IntEnum):  # as an integer it is hashed quickly
     WAIT_READY = enum.auto()  # also the first step of sending rows
     READ_ADDRESSES = enum.auto()
     WAIT_FLAGS = enum.auto()
+    WAIT_PEERS_FLAGS = enum.auto()  # instead, where the tile was made
     READ_SLOTS = enum.auto()
     STORE = enum.auto()  # a tile to an output, or rows to a gathered x
     COUNT = enum.auto()
@@ -84,14 +107,20 @@ class Step(NamedTuple):
 # Steps that happen as one. With the fine grain almost every step stands alone.
 type Group = tuple[Step, ...]
 type Script = tuple[Group, ...]
+type HeldUp = tuple[tuple[int, int], ...]  # an unfinished task, and the one that comes next
 
 
 class RankState(NamedTuple):
-    """Where a rank is. `progress`: by task, the groups of its script that are done."""
+    """Where a rank is.
+
+    `progress`: by task, the groups of its script that are done. `held_up`: tasks that their CTA
+    begins when it has finished another.
+    """
 
     epoch: int
     started: bool
     progress: tuple[int, ...]
+    held_up: HeldUp = ()
 
 
 type State = tuple[RankState, ...]
@@ -102,7 +131,7 @@ class ProtocolError(Exception):
 
 
 class Model:
-    """A sequence of calls under some rules.
+    """A sequence of calls under some rules, on `num_ctas` CTAs of each rank (None: on any number).
 
     `coarse` joins steps whose separation cannot be observed, which makes larger problems feasible.
     It rests on every wait being monotone (none is for a word to be unset). To set a word together
@@ -112,7 +141,12 @@ class Model:
     """
 
     def __init__(
-        self, num_ranks: int, calls: Sequence[Call], rules: Rule = ALL_RULES, coarse: bool = False
+        self,
+        num_ranks: int,
+        calls: Sequence[Call],
+        rules: Rule = ALL_RULES,
+        coarse: bool = False,
+        num_ctas: int | None = None,
     ):
         self.num_ranks = num_ranks
         self.ranks = range(num_ranks)
@@ -120,8 +154,14 @@ class Model:
         self.num_epochs = len(calls)
         self.rules = rules
         self.coarse = coarse
-        self.scripts = [
+        self.num_ctas = num_ctas
+        self.scripts: list[list[list[Script]]] = [
             [self._scripts(epoch, rank) for rank in self.ranks] if epoch else []
+            for epoch in range(self.num_epochs + 1)
+        ]
+        # By epoch and rank: what holds up what, in every way of dealing the items.
+        self.dealings = [
+            [list(self._dealings(epoch, rank)) for rank in self.ranks] if epoch else []
             for epoch in range(self.num_epochs + 1)
         ]
         # By epoch and rank: the progress of a rank that has done all its tasks.
@@ -159,6 +199,39 @@ class Model:
     def owned_tiles(self, epoch: int, rank: int) -> range:
         return range(rank, self.calls[epoch].num_tiles, self.num_ranks)
 
+    def num_sent(self, epoch: int, rank: int) -> int:
+        """Of a rank's own tiles, the number that it sums from slots alone."""
+        op, num_tiles, num_last = self.calls[epoch]
+        if op is Op.ALL_REDUCE:
+            return len(range(rank, num_tiles - num_last, self.num_ranks))
+        return max(len(self.owned_tiles(epoch, rank)) - num_last, 0)
+
+    def is_last(self, epoch: int, tile: int) -> bool:
+        """Whether the owner sums the tile where it was made."""
+        slot, owner = divmod(tile, self.num_ranks)
+        return slot >= self.num_sent(epoch, owner)
+
+    def sums_itself(self, epoch: int, rank: int, tile: int) -> bool:
+        return tile % self.num_ranks == rank and self.is_last(epoch, tile)
+
+    def sources(self, epoch: int, rank: int, tile: int) -> list[int]:
+        """The ranks whose partials of its own tile a rank reads from slots."""
+        own_too = not self.sums_itself(epoch, rank, tile)
+        return [source for source in self.ranks if own_too or source != rank]
+
+    def visits(self, epoch: int, rank: int) -> list[int]:
+        """The tiles in the order in which the rank computes them."""
+        op, num_tiles, num_last = self.calls[epoch]
+        num_ranks = self.num_ranks
+        order = list(range(num_tiles))
+        if op is Op.REDUCE_SCATTER:
+            per_owner = num_tiles // num_ranks
+            turns = (reducescatter_turn(i, per_owner, num_ranks, rank, num_last) for i in order)
+            order = [slot * num_ranks + owner for owner, slot in turns]
+        if Rule.OWN_LAST_IN_ORDER not in self.rules:
+            order.sort(key=lambda t: 2 * self.is_last(epoch, t) - self.sums_itself(epoch, rank, t))
+        return order
+
     def sends_partials(self, epoch: int) -> bool:
         return self.calls[epoch].op is not Op.ALL_GATHER
 
@@ -177,7 +250,7 @@ class Model:
         return Step(Kind.SET_FLAG, tile, reader)
 
     def _scripts(self, epoch: int, rank: int) -> list[Script]:
-        op, num_tiles = self.calls[epoch]
+        op, num_tiles, _ = self.calls[epoch]
         scripts = [self._publish()]
         if op is Op.ALL_GATHER:
             scripts += [self._send(rank, tile) for tile in range(num_tiles)]
@@ -188,9 +261,33 @@ class Model:
                 if source != rank
             ]
         else:
-            scripts += [self._push(tile) for tile in range(num_tiles)]
-            scripts += [self._sum(epoch, rank, tile) for tile in self.owned_tiles(epoch, rank)]
+            scripts += [
+                self._sum(epoch, rank, tile, Kind.WAIT_PEERS_FLAGS)
+                if self.sums_itself(epoch, rank, tile)
+                else self._push(tile)
+                for tile in range(num_tiles)
+            ]
+            num_sent = self.num_sent(epoch, rank)
+            num_sent -= Rule.SUM_ALL_SENT not in self.rules
+            num_sent += Rule.SUM_SENT_ALONE not in self.rules
+            scripts += [
+                self._sum(epoch, rank, tile, Kind.WAIT_FLAGS)
+                for tile in self.owned_tiles(epoch, rank)[: max(num_sent, 0)]
+            ]
         return scripts
+
+    def _dealings(self, epoch: int, rank: int) -> Iterator[HeldUp]:
+        if self.num_ctas is None or not self.sends_partials(epoch):
+            yield ()
+            return
+        tasks = [1 + tile for tile in self.visits(epoch, rank)]  # task 0 publishes the address
+        for ctas in deals(len(tasks), self.num_ctas):
+            items_of = [
+                [task for task, cta in zip(tasks, ctas, strict=True) if cta == each]
+                for each in set(ctas)
+            ]
+            pairs = (pair for items in items_of for pair in itertools.pairwise(items))
+            yield tuple(sorted(pairs))
 
     def _joins(self, rule: Rule) -> bool:
         return self.coarse and rule in self.rules
@@ -218,20 +315,21 @@ class Model:
         return steps
 
     def _told(self, stores: list[Step], words: list[Step], rule: Rule) -> Script:
-        """Stores and the words that tell of them: in this order if the rule is kept."""
+        """Stores, the words that tell of them and what comes later: so if the rule is kept."""
         if rule not in self.rules:
             return apart([*words, *stores])
         if self.coarse:
             return (*apart(stores[:-1]), (stores[-1], *words))
         return apart([*stores, *words])
 
-    def _sum(self, epoch: int, rank: int, tile: int) -> Script:
+    def _sum(self, epoch: int, rank: int, tile: int, wait_kind: Kind) -> Script:
         reduces_for_all = self.calls[epoch].op is Op.ALL_REDUCE
         begin = self._begin_storing(tile) if reduces_for_all else []
-        wait = [Step(Kind.WAIT_FLAGS, tile)] if Rule.WAIT_FLAG in self.rules else []
+        wait = [Step(wait_kind, tile)] if Rule.WAIT_FLAG in self.rules else []
         read = [Step(Kind.READ_SLOTS, tile)]
         stores = [Step(Kind.STORE, tile, peer) for peer in self.receivers(epoch, rank)]
-        counts = [Step(Kind.COUNT, tile, peer) for peer in self.receivers(epoch, rank)]
+        peers = self.receivers(epoch, rank) if reduces_for_all else []
+        counts = [Step(Kind.COUNT, tile, peer) for peer in peers]
         before = (
             ((*begin, *wait, *read),) if self.coarse else (tuple(begin), tuple(wait), tuple(read))
         )
@@ -240,10 +338,11 @@ class Model:
 
     def _send(self, rank: int, tile: int) -> Script:
         begin = self._begin_storing(tile)
-        peers = self.peers_in_turn(rank)
+        *peers, _ = self.peers_in_turn(rank)
         stores = [Step(Kind.STORE, tile, peer) for peer in peers]
-        flags = [Step(Kind.SET_FLAG, tile, peer) for peer in peers if peer != rank]
-        return (tuple(begin), *self._told(stores, flags, Rule.DATA_BEFORE_FLAG))
+        flags = [Step(Kind.SET_FLAG, tile, peer) for peer in peers]
+        own = Step(Kind.STORE, tile, rank)  # nobody waits for it: it may come after the flags
+        return (tuple(begin), *self._told(stores, [*flags, own], Rule.DATA_BEFORE_FLAG))
 
     def _load(self, tile: int, source: int) -> Script:
         wait = [Step(Kind.WAIT_ROWS, tile, source)] if Rule.WAIT_FLAG in self.rules else []
@@ -279,17 +378,21 @@ class Model:
             for step in self._counts[epoch][source][rank]
         )
 
-    def expected_arrivals(self, epoch: int, rank: int) -> int:
-        """`arrived` when all of this epoch has arrived."""
-        return sum(
-            len(self._counts[earlier][source][rank])
-            for earlier in range(1, epoch + 1)
-            for source in self.ranks
-        )
+    def expected_arrivals(self, epoch: int) -> int:
+        """`arrived` when all of this epoch has arrived: AllReduce counts all tiles."""
+        calls = self.calls[1 : epoch + 1]
+        return sum(call.num_tiles for call in calls if call.op is Op.ALL_REDUCE)
 
 
 def apart(steps: list[Step]) -> Script:
     return tuple((step,) for step in steps)
+
+
+def deals(num_items: int, num_ctas: int) -> Iterator[tuple[int, ...]]:
+    """By item the CTA that takes it; CTAs are named in the order of their first items."""
+    for ctas in itertools.product(range(num_ctas), repeat=num_items):
+        if all(cta in ctas[:i] or cta == len(set(ctas[:i])) for i, cta in enumerate(ctas)):
+            yield ctas
 
 
 # ---- Invariants: each raises ProtocolError if the step (or the end) must not happen now.
@@ -316,7 +419,7 @@ def slots_are_written_before_they_are_read(
     model: Model, state: State, rank: int, tile: int
 ) -> None:
     epoch = state[rank].epoch
-    for source in model.ranks:
+    for source in model.sources(epoch, rank, tile):
         if not model.done(state, source, epoch, Step(Kind.WRITE_SLOT, tile, rank)):
             raise ProtocolError(
                 f"slot not written: rank {rank} in epoch {epoch} reads tile {tile} of {source}"
@@ -418,6 +521,12 @@ def wait_flags(model: Model, state: State, rank: int, step: Step) -> bool:
     return all(flag_is_set(model, state, rank, slot, source) for source in model.ranks)
 
 
+def wait_peers_flags(model: Model, state: State, rank: int, step: Step) -> bool:
+    slot = step.tile // model.num_ranks
+    sources = model.sources(state[rank].epoch, rank, step.tile)
+    return all(flag_is_set(model, state, rank, slot, source) for source in sources)
+
+
 def read_slots(model: Model, state: State, rank: int, step: Step) -> bool:
     slots_are_written_before_they_are_read(model, state, rank, step.tile)
     return True
@@ -449,6 +558,7 @@ ACTIONS: dict[Kind, Callable[[Model, State, int, Step], bool]] = {
     Kind.WAIT_READY: wait_ready,
     Kind.READ_ADDRESSES: read_addresses,
     Kind.WAIT_FLAGS: wait_flags,
+    Kind.WAIT_PEERS_FLAGS: wait_peers_flags,
     Kind.READ_SLOTS: read_slots,
     Kind.STORE: store,
     Kind.COUNT: count,
@@ -462,19 +572,18 @@ def before_epoch(model: Model, epoch: int, rank: int) -> RankState:
     return RankState(epoch, started=False, progress=(0,) * num_tasks)
 
 
-def start_kernel(rank_state: RankState) -> RankState:
-    return rank_state._replace(started=True)
+def start_kernel(rank_state: RankState, held_up: HeldUp = ()) -> RankState:
+    return rank_state._replace(started=True, held_up=held_up)
 
 
 def end_kernel(model: Model, state: State, rank: int) -> RankState | None:
     """None if the rank cannot end: it has work left, or its output has not arrived."""
-    epoch, _, progress = state[rank]
+    epoch, _, progress, _ = state[rank]
     if progress != model.all_done[epoch][rank]:
         return None
-    if Rule.WAIT_ARRIVED in model.rules:
-        expected = model.expected_arrivals(epoch, rank)
-        if model.arrived(state, rank) < expected:
-            return None
+    waits = Rule.WAIT_ARRIVED in model.rules
+    if waits and model.arrived(state, rank) < model.expected_arrivals(epoch):
+        return None
     output_is_complete(model, state, rank)
     return before_epoch(model, epoch + 1, rank)
 
@@ -487,15 +596,20 @@ def next_states_of_rank(model: Model, state: State, rank: int) -> Iterator[RankS
     if now.epoch > model.num_epochs:
         return
     if not now.started:
-        yield start_kernel(now)
+        for held_up in model.dealings[now.epoch][rank]:
+            yield start_kernel(now, held_up)
         return
+    later = {task for _, task in now.held_up}
     for task, script in enumerate(model.scripts[now.epoch][rank]):
         done = now.progress[task]
-        if done == len(script):
+        if done == len(script) or task in later:
             continue
         if all(ACTIONS[step.kind](model, state, rank, step) for step in script[done]):
             progress = (*now.progress[:task], done + 1, *now.progress[task + 1 :])
-            yield RankState(now.epoch, True, progress)
+            held_up = now.held_up
+            if done + 1 == len(script):
+                held_up = tuple(pair for pair in held_up if pair[0] != task)
+            yield RankState(now.epoch, True, progress, held_up)
     ended = end_kernel(model, state, rank)
     if ended is not None:
         yield ended
@@ -509,7 +623,7 @@ def next_states(model: Model, state: State) -> Iterator[State]:
 
 def describe(model: Model, before: State, after: State) -> str:
     rank = next(rank for rank in model.ranks if before[rank] != after[rank])
-    epoch, started, progress = before[rank]
+    epoch, started, progress, _ = before[rank]
     where = f"rank {rank} epoch {epoch}"
     if not started:
         return f"{where}: start"

@@ -12,25 +12,30 @@ from protocol.model import ALL_RULES, Call, Model, Op, ProtocolError, Rule
 AR, RS, AG = Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.ALL_GATHER
 
 
-def calls_of(op, *sizes):
-    return [Call(op, num_tiles) for num_tiles in sizes]
+def calls_of(op, *sizes, num_last=0):
+    return [Call(op, num_tiles, num_last) for num_tiles in sizes]
 
 
 def name_of(calls):
-    return "-".join(f"{call.op.value}{call.num_tiles}" for call in calls)
+    """AR3.1: AllReduce of three tiles, the last of which is summed where it was made."""
+    return "-".join(f"{op.value}{num_tiles}.{num_last}" for op, num_tiles, num_last in calls)
 
 
 def name_of_ops(ops):
     return "-".join(op.value for op in ops)
 
 
-def all_sequences(length):
-    return list(itertools.product(Op, repeat=length))
-
-
-def smallest_calls(ops, num_ranks):
+def smallest_calls(ops, num_ranks, num_last=0):
     """One tile (or piece of rows) of each op; of ReduceScatter one for each rank, as it must be."""
-    return [Call(op, num_ranks if op is RS else 1) for op in ops]
+    return [Call(op, num_ranks if op is RS else 1, num_last) for op in ops]
+
+
+def all_sequences(length, num_last):
+    return [smallest_calls(ops, 2, num_last) for ops in itertools.product(Op, repeat=length)]
+
+
+# Every small sequence of two ranks: each tile summed from slots alone, or where it was made.
+SMALLEST = [Call(AR, 1), Call(AR, 1, 1), Call(RS, 2), Call(RS, 2, 1), Call(AG, 1)]
 
 
 def by_name(sequences):
@@ -46,7 +51,10 @@ def by_name(sequences):
         calls_of(AR, 2, 2, 2),
         calls_of(AR, 2, 1, 2, 1),
         calls_of(AR, 1, 2, 1),
+        calls_of(AR, 2, 1, 2, 1, num_last=1),
+        [Call(AR, 3, 1), Call(AR, 3, 2)],
         calls_of(RS, 2, 2, 2, 2),
+        calls_of(RS, 4, 2, num_last=1),
         calls_of(AG, 1, 1, 1, 1),
         calls_of(AG, 2, 1, 2),
     ]
@@ -55,12 +63,12 @@ def test_two_ranks_repeat_an_op(calls):
     assert model.explore(Model(2, calls)) > 100
 
 
-@pytest.mark.parametrize("ops", all_sequences(length=3), ids=name_of_ops)
-def test_two_ranks_change_the_op(ops):
-    assert model.explore(Model(2, smallest_calls(ops, num_ranks=2))) > 100
+@by_name(itertools.product(SMALLEST, repeat=3))
+def test_two_ranks_change_the_op(calls):
+    assert model.explore(Model(2, calls)) > 100
 
 
-@by_name([calls_of(AR, 1, 1, 1), calls_of(AG, 1, 1, 1)])
+@by_name([calls_of(AR, 1, 1, 1), calls_of(AR, 1, 1, 1, num_last=1), calls_of(AG, 1, 1, 1)])
 def test_three_ranks_repeat_an_op(calls):
     assert model.explore(Model(3, calls)) > 1000
 
@@ -68,9 +76,9 @@ def test_three_ranks_repeat_an_op(calls):
 # ---- The protocol is right: steps joined whose separation cannot be observed
 
 
-@pytest.mark.parametrize("ops", all_sequences(length=4), ids=name_of_ops)
-def test_two_ranks_change_the_op_in_longer_sequences(ops):
-    assert model.explore(Model(2, smallest_calls(ops, num_ranks=2), coarse=True)) > 100
+@by_name([*all_sequences(4, num_last=0), *all_sequences(4, num_last=1)])
+def test_two_ranks_change_the_op_in_longer_sequences(calls):
+    assert model.explore(Model(2, calls, coarse=True)) > 50
 
 
 @by_name(
@@ -78,9 +86,11 @@ def test_two_ranks_change_the_op_in_longer_sequences(ops):
         calls_of(AR, 3, 1, 2, 3),
         calls_of(RS, 4, 2, 4),
         calls_of(AG, 3, 1, 2),
-        [Call(AR, 3), Call(RS, 2), Call(AG, 2), Call(AR, 1)],
-        [Call(AG, 2), Call(AR, 1), Call(RS, 4), Call(AG, 1)],
-        [Call(RS, 2), Call(AG, 3), Call(AR, 2), Call(RS, 4)],
+        calls_of(AR, 4, 1, 3, 4, num_last=2),
+        calls_of(RS, 4, 2, 4, num_last=1),
+        [Call(AR, 3, 1), Call(RS, 2), Call(AG, 2), Call(AR, 1)],
+        [Call(AG, 2), Call(AR, 1), Call(RS, 4, 1), Call(AG, 1)],
+        [Call(RS, 2), Call(AG, 3), Call(AR, 2, 2), Call(RS, 4, 2)],
     ]
 )
 def test_two_ranks_change_the_size(calls):
@@ -91,10 +101,12 @@ def test_two_ranks_change_the_size(calls):
     [
         calls_of(AR, 1, 1, 1, 1),
         calls_of(AR, 2, 1, 3, 1),
+        calls_of(AR, 2, 1, 3, 1, num_last=2),
         calls_of(RS, 3, 3, 3),
+        calls_of(RS, 3, 3, 3, num_last=1),
         calls_of(AG, 1, 1, 1, 1),
-        [Call(AR, 1), Call(RS, 3), Call(AG, 1), Call(AR, 2)],
-        [Call(RS, 3), Call(AR, 1), Call(RS, 3)],
+        [Call(AR, 1), Call(RS, 3, 1), Call(AG, 1), Call(AR, 2, 1)],
+        [Call(RS, 3), Call(AR, 1, 1), Call(RS, 3, 1)],
         [Call(AG, 1), Call(RS, 3), Call(AG, 1)],
     ]
 )
@@ -106,31 +118,84 @@ def test_allreduce_alone_needs_one_parity_of_slots():
     rules = ALL_RULES & ~Rule.TWO_PARITIES
     model.explore(Model(2, calls_of(AR, 2, 1, 2, 1), rules))
     model.explore(Model(3, calls_of(AR, 1, 3, 1), rules, coarse=True))
+    model.explore(Model(2, calls_of(AR, 3, 1, 3, 1, num_last=1), rules, coarse=True))
+    model.explore(Model(3, calls_of(AR, 1, 3, 1, num_last=2), rules, coarse=True))
+
+
+# ---- No wait is cyclic: few CTAs, which wait in items that they sum where they were made
+
+
+@by_name(
+    [
+        calls_of(AR, 4, 4, 4, num_last=1),
+        calls_of(AR, 4, 4, 4, num_last=4),
+        [Call(AR, 5, 3), Call(AR, 3, 2)],
+        calls_of(RS, 4, 4, 4, num_last=1),
+        calls_of(RS, 4, 4, 4, num_last=2),
+        [Call(AR, 4, 3), Call(AG, 1), Call(RS, 4, 2), Call(AR, 4, 2)],
+    ]
+)
+@pytest.mark.parametrize("num_ctas", [1, 2])
+def test_two_ranks_with_fewer_ctas_than_items(calls, num_ctas):
+    assert model.explore(Model(2, calls, coarse=True, num_ctas=num_ctas)) > 100
+
+
+@pytest.mark.parametrize(
+    ("calls", "num_ctas"),
+    [
+        (calls_of(AR, 6, 6, 6, num_last=4), 1),
+        (calls_of(AR, 3, 3, num_last=3), 2),
+        (calls_of(AR, 4, 1, num_last=4), 2),
+        (calls_of(RS, 6, 6, num_last=2), 1),
+        (calls_of(RS, 3, 3, num_last=1), 2),
+        ([Call(RS, 3, 1), Call(AR, 3, 2), Call(RS, 3, 1)], 2),
+    ],
+)
+def test_three_ranks_with_fewer_ctas_than_items(calls, num_ctas):
+    assert model.explore(Model(3, calls, coarse=True, num_ctas=num_ctas)) > 100
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("op", [AR, RS])
+def test_ranks_that_visit_their_own_last_items_first_wait_for_each_other(op, num_ranks):
+    calls = calls_of(op, num_ranks, num_last=num_ranks if op is AR else 1)
+    rules = ALL_RULES & ~Rule.OWN_LAST_IN_ORDER
+    model.explore(Model(num_ranks, calls, coarse=True, num_ctas=1))
+    model.explore(Model(num_ranks, calls, rules, coarse=True))  # one CTA for each item
+    with pytest.raises(ProtocolError, match="deadlock"):
+        model.explore(Model(num_ranks, calls, rules, coarse=True, num_ctas=1))
+
+
+def test_items_are_dealt_in_every_way():
+    assert list(model.deals(3, 1)) == [(0, 0, 0)]
+    assert list(model.deals(3, 2)) == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
+    assert len(list(model.deals(4, 4))) == 15  # Bell's number
 
 
 # ---- Each rule is needed
 
 
 @functools.cache
-def assert_right(num_ranks, calls, coarse):
-    model.explore(Model(num_ranks, calls, coarse=coarse))
+def assert_right(num_ranks, calls, coarse, num_ctas):
+    model.explore(Model(num_ranks, calls, ALL_RULES, coarse, num_ctas))
 
 
-def assert_mutant_is_caught(lacking, calls, reason, num_ranks):
+def assert_mutant_is_caught(lacking, calls, reason, num_ranks, num_ctas=None):
     """The calls are right under all rules, and without one of them they go wrong as expected."""
     coarse = num_ranks > 2
-    assert_right(num_ranks, tuple(calls), coarse)
+    assert_right(num_ranks, tuple(calls), coarse, num_ctas)
     with pytest.raises(ProtocolError, match=reason):
-        model.explore(Model(num_ranks, calls, ALL_RULES & ~lacking, coarse))
+        model.explore(Model(num_ranks, calls, ALL_RULES & ~lacking, coarse, num_ctas))
 
 
 both_numbers_of_ranks = pytest.mark.parametrize("num_ranks", [2, 3])
+both_places = pytest.mark.parametrize("num_last", [0, 1], ids=["sent", "where made"])
 
 
 @both_numbers_of_ranks
-@pytest.mark.parametrize("op", [AR, AG])
-def test_senders_must_wait_until_the_receiver_is_ready(op, num_ranks):
-    calls = calls_of(op, 1, 1, 1)
+@pytest.mark.parametrize(("op", "num_last"), [(AR, 0), (AR, 1), (AG, 0)])
+def test_senders_must_wait_until_the_receiver_is_ready(op, num_last, num_ranks):
+    calls = calls_of(op, 1, 1, 1, num_last=num_last)
     assert_mutant_is_caught(Rule.WAIT_READY, calls, "stale address", num_ranks)
 
 
@@ -141,45 +206,72 @@ def test_an_address_must_be_published_before_its_epoch(op, num_ranks):
     assert_mutant_is_caught(Rule.ADDRESS_BEFORE_EPOCH, calls, "stale address", num_ranks)
 
 
+@both_places
 @both_numbers_of_ranks
-def test_a_rank_must_not_end_before_its_output_has_arrived(num_ranks):
-    calls = calls_of(AR, 1, 1, 1)
+def test_a_rank_must_not_end_before_its_output_has_arrived(num_ranks, num_last):
+    calls = calls_of(AR, 1, 1, 1, num_last=num_last)
     assert_mutant_is_caught(Rule.WAIT_ARRIVED, calls, "output incomplete", num_ranks)
 
 
+@both_places
 @both_numbers_of_ranks
-def test_a_tile_must_be_stored_before_it_is_counted(num_ranks):
-    calls = calls_of(AR, 1, 1, 1)
+def test_a_tile_must_be_stored_before_it_is_counted(num_ranks, num_last):
+    calls = calls_of(AR, 1, 1, 1, num_last=num_last)
     assert_mutant_is_caught(Rule.STORE_BEFORE_COUNT, calls, "output incomplete", num_ranks)
 
 
 @both_numbers_of_ranks
 @pytest.mark.parametrize("rule", [Rule.DATA_BEFORE_FLAG, Rule.WAIT_FLAG])
 @pytest.mark.parametrize(
-    ("op", "reason"), [(AR, "slot not written"), (RS, "slot not written"), (AG, "rows not written")]
+    ("op", "num_last", "reason"),
+    [
+        (AR, 0, "slot not written"),
+        (AR, 1, "slot not written"),
+        (RS, 0, "slot not written"),
+        (RS, 1, "slot not written"),
+        (AG, 0, "rows not written"),
+    ],
 )
-def test_readers_must_know_that_the_data_is_there(op, reason, rule, num_ranks):
-    calls = smallest_calls([op, op, op], num_ranks)
+def test_readers_must_know_that_the_data_is_there(op, num_last, reason, rule, num_ranks):
+    calls = smallest_calls([op, op, op], num_ranks, num_last)
     assert_mutant_is_caught(rule, calls, reason, num_ranks)
 
 
 @both_numbers_of_ranks
-def test_reducescatter_needs_two_parities_of_slots(num_ranks):
-    calls = smallest_calls([RS, RS, RS], num_ranks)
+@pytest.mark.parametrize(
+    ("rule", "op", "reason"),
+    [
+        (Rule.SUM_ALL_SENT, AR, "deadlock"),
+        (Rule.SUM_ALL_SENT, RS, "output incomplete"),
+        (Rule.SUM_SENT_ALONE, AR, "deadlock"),
+        (Rule.SUM_SENT_ALONE, RS, "deadlock"),
+    ],
+)
+def test_units_must_end_where_the_last_items_begin(rule, op, reason, num_ranks):
+    calls = calls_of(op, num_ranks + 1 if op is AR else 2 * num_ranks, num_last=1)
+    assert_mutant_is_caught(rule, calls, reason, num_ranks, num_ctas=1)
+
+
+@both_places
+@both_numbers_of_ranks
+def test_reducescatter_needs_two_parities_of_slots(num_ranks, num_last):
+    calls = smallest_calls([RS, RS, RS], num_ranks, num_last)
     assert_mutant_is_caught(Rule.TWO_PARITIES, calls, "slot overwritten", num_ranks)
 
 
+@both_places
 @both_numbers_of_ranks
 @pytest.mark.parametrize("ops", [(AR, RS, AR), (RS, AR, RS), (AG, RS, AR)], ids=name_of_ops)
-def test_reducescatter_needs_two_parities_among_other_ops(ops, num_ranks):
-    calls = smallest_calls(ops, num_ranks)
+def test_reducescatter_needs_two_parities_among_other_ops(ops, num_ranks, num_last):
+    calls = smallest_calls(ops, num_ranks, num_last)
     assert_mutant_is_caught(Rule.TWO_PARITIES, calls, "slot overwritten", num_ranks)
 
 
+@both_places
 @both_numbers_of_ranks
-def test_reducescatter_needs_a_tile_for_every_rank(num_ranks):
+def test_reducescatter_needs_a_tile_for_every_rank(num_ranks, num_last):
     """A rank without a tile hears of nobody and runs ahead of those that still read their slots."""
-    calls = calls_of(RS, num_ranks, num_ranks - 1, num_ranks)
+    calls = calls_of(RS, num_ranks, num_ranks - 1, num_ranks, num_last=num_last)
     with pytest.raises(ProtocolError, match="slot overwritten"):
         model.explore(Model(num_ranks, calls, coarse=True))
 
