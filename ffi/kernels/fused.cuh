@@ -3,7 +3,10 @@
 // Progress does not depend on how many CTAs are resident: roles are dealt by arrival and work by
 // counters, there is no barrier across the grid, and whoever waits, waits only for work that a
 // resident CTA is already doing, or that a peer's kernel does with no more of this one than it has by
-// then.
+// then. Nor is a wait cyclic. A CTA that sums its item p itself waits for the peers' p, and every CTA
+// takes items in its rank's order. AllReduce: the same order on all ranks, so a peer is held up before
+// p only in an earlier item, and the first one that is waited for comes. ReduceScatter: a rank waits
+// only in its own last items, after all items of the others. Units are of items before any wait.
 //
 // Every wait of ours ends at the deadline (peer/signal.cuh). The waits inside CUTLASS's operand pipeline
 // do not, but they are for warps of the same CTA, and whatever those wait for themselves is bounded.
