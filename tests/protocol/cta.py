@@ -3,17 +3,20 @@
 The loader publishes items in the work ring and loads their k tiles into the ring of operand stages
 of the item's shape; the math groups multiply, and leave the item in the store buffer; the pusher
 sends it. The two operand rings share memory: the loader drains one before it fills the other.
+Some items the groups sum from the store buffer themselves, when the peers' partials have come:
+after any time, as every step. The pusher then does no more than pass the buffer on.
 
 Every hand-over is an mbarrier that completes one phase after the other, and a wait tests no more
 than the parity of a phase. A wait that comes a phase early passes at once: FalsePassError. A load
 or a write over what others still read is an OverwrittenError.
 
-A group stands for the warps of a math warpgroup. The explorer tries every interleaving.
+A group stands for the warps of a math warpgroup, and sums the rows that it wrote itself. The
+explorer tries every interleaving.
 """
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 NUM_GROUPS = 2
@@ -54,6 +57,8 @@ class Rule(enum.Flag):
     WAIT_BUFFER_EMPTY = enum.auto()
     WAIT_BUFFER_FULL = enum.auto()
     WAIT_WORK_EMPTY = enum.auto()
+    KEEP_WORK = enum.auto()  # the groups read it again when they have multiplied
+    PASS_ON_WHEN_FULL = enum.auto()  # the pusher, of an item that the groups sum themselves
 
 
 ALL_RULES = ~Rule(0)
@@ -79,8 +84,10 @@ class Load(NamedTuple):
 class Position(NamedTuple):
     """Where a group or the pusher is: so many steps of this item are done.
 
-    A group: takes the work, sees one k tile after the other, has multiplied, fills the buffer.
-    The pusher: takes the work, sees the full buffer, sees the work after it, empties the buffer.
+    A group: sees the work, sees one k tile after the other, has multiplied, writes to the buffer,
+    has read the work again, summed the item if it has to, and gives both up.
+    The pusher: takes the work, sees the full buffer, sees the work after it, empties the buffer. Of
+    an item that is summed: takes the work, sees the full buffer, and it is empty.
     """
 
     item: int
@@ -96,10 +103,16 @@ class State(NamedTuple):
 
 
 class Cta:
-    """The items that a CTA computes, by shape, and the rules that it keeps."""
+    """The items that a CTA computes, by shape, those that it sums, and the rules that it keeps."""
 
-    def __init__(self, shapes: Sequence[Shape], num_k_tiles: int, rules: Rule = ALL_RULES):
-        self.shapes, self.num_k_tiles, self.rules = shapes, num_k_tiles, rules
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        num_k_tiles: int,
+        summed: Collection[int] = (),
+        rules: Rule = ALL_RULES,
+    ):
+        self.shapes, self.num_k_tiles, self.summed, self.rules = shapes, num_k_tiles, summed, rules
         self.num_items = len(shapes)
         self.loads: list[Load] = []
         counts = dict.fromkeys(Shape, 0)
@@ -146,15 +159,16 @@ def publish(cta: Cta, state: State) -> State | None:
     item = state.num_published
     if item > cta.num_items or state.num_issued < item * cta.num_k_tiles:
         return None
-    readers = (*state.groups, state.pusher)
-    taken = min(reader.item + (reader.done > 0) for reader in readers)
-    stage_taken = len(range(item % WORK_STAGES, taken, WORK_STAGES))
+    num_taken = [reader.item + (reader.done > 0) for reader in (*state.groups, state.pusher)]
+    num_read = [*(group.item for group in state.groups), num_taken[-1]]
+    num_released = num_read if Rule.KEEP_WORK in cta.rules else num_taken
+    arrivals = sum(len(range(item % WORK_STAGES, num, WORK_STAGES)) for num in num_released)
     if Rule.WAIT_WORK_EMPTY in cta.rules and not phase_is_complete(
-        stage_taken, item // WORK_STAGES - 1, f"work {item} empty"
+        arrivals // len(num_released), item // WORK_STAGES - 1, f"work {item} empty"
     ):
         return None
-    if taken <= item - WORK_STAGES:
-        raise OverwrittenError(f"work {item - WORK_STAGES} has not been taken")
+    if min(num_read) <= item - WORK_STAGES:
+        raise OverwrittenError(f"work {item - WORK_STAGES} is still to be read")
     return state._replace(num_published=item + 1)
 
 
@@ -203,31 +217,40 @@ def advance_group(cta: Cta, state: State, group: Position) -> Position | None:
         waits = not phase_is_complete(num_phases, load.lap, f"{load} full")
     elif done == cta.num_k_tiles + 1:
         waits = False  # until the last product is finished
-    else:
-        num_emptied = state.pusher.item
+    elif done == cta.num_k_tiles + 2:
         waits = Rule.WAIT_BUFFER_EMPTY in cta.rules and not phase_is_complete(
-            num_emptied, item - 1, f"buffer empty for item {item}"
+            num_emptied(cta, state), item - 1, f"buffer empty for item {item}"
         )
-        if not waits and num_emptied < item:
-            raise OverwrittenError(f"store buffer of item {num_emptied} by item {item}")
-        if not waits:
-            return Position(item + 1, 0)
+        unsent = [i for i in range(state.pusher.item, item) if i not in cta.summed]
+        if not waits and unsent:
+            raise OverwrittenError(f"store buffer of item {unsent[0]} by item {item}")
+    else:
+        return Position(item + 1, 0)
     return None if waits else Position(item, done + 1)
+
+
+def num_emptied(cta: Cta, state: State) -> int:
+    """Phases of buffer_empty, at which the pusher arrives."""
+    item, done = state.pusher
+    passes_on = item in cta.summed and Rule.PASS_ON_WHEN_FULL not in cta.rules
+    return item + (passes_on and done > 0)
 
 
 def advance_pusher(cta: Cta, state: State) -> Position | None:
     item, done = state.pusher
-    num_filled = min(group.item for group in state.groups)
+    num_filled = sum(group.item for group in state.groups) // NUM_GROUPS
     if done == 0:
         waits = not work_is_there(state, item)
     elif done == 1:
         waits = Rule.WAIT_BUFFER_FULL in cta.rules and not phase_is_complete(
             num_filled, item, f"buffer full of item {item}"
         )
+        if not waits and item in cta.summed:
+            return Position(item + 1, 0)
     elif done == 2:
         waits = not work_is_there(state, item + 1)
     else:
-        if num_filled <= item:
+        if min(group.item for group in state.groups) <= item:
             raise OverwrittenError(f"store buffer sent without item {item}")
         return Position(item + 1, 0)
     return None if waits else Position(item, done + 1)
@@ -262,6 +285,6 @@ def explore(cta: Cta) -> int:
             if successor not in seen:
                 seen.add(successor)
                 queue.append(successor)
-        if stuck and state.pusher.item < cta.num_items:
-            raise DeadlockError(f"{state}")
+        if stuck and min(state.pusher, *state.groups).item < cta.num_items:
+            raise DeadlockError(f"deadlock: {state}")
     return len(seen)

@@ -310,6 +310,7 @@ def test_a_wait_for_what_never_comes_is_a_deadlock(monkeypatch):
 
 
 WIDE, NARROW = Shape
+SUBSETS_OF_FOUR = [items for n in range(5) for items in itertools.combinations(range(4), n)]
 
 
 def name_of_shapes(shapes):
@@ -328,26 +329,42 @@ def test_shapes_change_at_any_stage(shapes, num_k_tiles):
     assert cta.explore(Cta(shapes, num_k_tiles)) > 1000
 
 
+@pytest.mark.parametrize("num_k_tiles", [1, 2])
+@pytest.mark.parametrize("shapes", [(NARROW,) * 4, (WIDE, WIDE, NARROW, WIDE)], ids=name_of_shapes)
+@pytest.mark.parametrize("summed", SUBSETS_OF_FOUR, ids=str)
+def test_any_items_are_summed_where_they_were_made(summed, shapes, num_k_tiles):
+    assert cta.explore(Cta(shapes, num_k_tiles, summed)) > 1000
+
+
+@pytest.mark.parametrize("summed", [(), range(0, 10, 2), range(10)])
 @pytest.mark.parametrize("shape", Shape)
-def test_items_go_several_times_around_the_work_ring(shape):
-    assert cta.explore(Cta([shape] * 10, num_k_tiles=1)) > 1000
+def test_items_go_several_times_around_the_work_ring(shape, summed):
+    assert cta.explore(Cta([shape] * 10, 1, summed)) > 1000
 
 
 @pytest.mark.parametrize(
-    ("rule", "shapes", "num_k_tiles", "reason"),
+    ("rule", "shapes", "num_k_tiles", "summed", "reason"),
     [
-        (CtaRule.DRAIN, [WIDE, NARROW, WIDE], 2, "stage of"),
-        (CtaRule.WAIT_STAGE_EMPTY, [WIDE, WIDE], 2, "stage of"),
-        (CtaRule.WAIT_BUFFER_EMPTY, [WIDE, NARROW], 2, "store buffer of item"),
-        (CtaRule.WAIT_BUFFER_FULL, [WIDE, NARROW], 2, "store buffer sent without"),
+        (CtaRule.DRAIN, [WIDE, NARROW, WIDE], 2, [], "stage of"),
+        (CtaRule.WAIT_STAGE_EMPTY, [WIDE, WIDE], 2, [], "stage of"),
+        (CtaRule.WAIT_BUFFER_EMPTY, [WIDE, NARROW], 2, [], "store buffer of item"),
+        (CtaRule.WAIT_BUFFER_EMPTY, [WIDE, NARROW, WIDE], 2, [0], "store buffer of item 1"),
+        (CtaRule.WAIT_BUFFER_FULL, [WIDE, NARROW], 2, [], "store buffer sent without"),
+        (CtaRule.WAIT_BUFFER_FULL, [WIDE, NARROW], 2, [0], "store buffer sent without item 1"),
+        (CtaRule.WAIT_BUFFER_FULL, [WIDE, NARROW], 2, [0, 1], "deadlock"),
+        # The groups then miss a phase of the empty buffer.
+        (CtaRule.PASS_ON_WHEN_FULL, [WIDE, NARROW], 2, [0], "deadlock"),
+        (CtaRule.PASS_ON_WHEN_FULL, [WIDE, NARROW], 2, [1], "deadlock"),
         # Only items of few k tiles can be so far ahead.
-        (CtaRule.WAIT_WORK_EMPTY, [NARROW] * 6, 1, "work 0 has not been taken"),
+        (CtaRule.WAIT_WORK_EMPTY, [NARROW] * 6, 1, [], "work 0 is still to be read"),
+        (CtaRule.KEEP_WORK, [NARROW] * 4, 1, [], "work 0 is still to be read"),
+        (CtaRule.KEEP_WORK, [WIDE] * 5, 1, [1], "is still to be read"),
     ],
 )
-def test_hand_overs_need_every_rule(rule, shapes, num_k_tiles, reason):
-    cta.explore(Cta(shapes, num_k_tiles))
-    with pytest.raises(cta.OverwrittenError, match=reason):
-        cta.explore(Cta(shapes, num_k_tiles, rules=~rule))
+def test_hand_overs_need_every_rule(rule, shapes, num_k_tiles, summed, reason):
+    cta.explore(Cta(shapes, num_k_tiles, summed))
+    with pytest.raises(cta.HandOverError, match=reason):
+        cta.explore(Cta(shapes, num_k_tiles, summed, rules=~rule))
 
 
 @pytest.mark.parametrize("shapes", [(WIDE, NARROW), (NARROW, WIDE)], ids=name_of_shapes)
