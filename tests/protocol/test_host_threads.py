@@ -60,7 +60,16 @@ def test_every_access_is_ordered_and_every_result_right(right, num_ranks, seed):
 
 
 @pytest.mark.parametrize(
-    "mutant", ["RELAXED_RELEASE", "RELAXED_ACQUIRE", "NO_FENCE", "NO_HANDSHAKE", "ONE_PARITY"]
+    "mutant",
+    [
+        "RELAXED_RELEASE",
+        "RELAXED_ACQUIRE",
+        "RELAXED_EXIT",
+        "NO_FENCE",
+        "NO_HANDSHAKE",
+        "ONE_PARITY",
+        "RELAXED_SUM",
+    ],
 )
 def test_what_a_mutant_does_not_order_is_reported(build, mutant):
     done = run(build(mutant), 2, 200, 0)

@@ -82,13 +82,54 @@ struct Launch {
   Call call;
   ControlBlock* control;
   int num_items, num_units;  // of this rank; stored to this rank
+  int num_sent, own_last;  // of its own items: summed from slots alone; at the end (ReduceScatter)
 };
+
+// As in ffi/launch/instance.cuh.
+Launch launch_of(Rank& memory, const Call& call) {
+  const PeerWindow& window = memory.window;
+  const int num_ranks = window.num_ranks;
+  const bool scatters = call.op == Op::kReduceScatter;
+  const int num_items = call.op == Op::kAllGather ? call.num_tiles * num_ranks : call.num_tiles;
+  const int slots = num_owned_tiles(num_items, num_ranks, window.rank);
+  int last_wave = (num_items - 1) % kNumCtas + 1;
+  if (scatters) last_wave = std::min(last_wave, slots);
+  return {.memory = memory,
+          .window = window,
+          .call = call,
+          .control = memory.control.get(),
+          .num_items = num_items,
+          .num_units = call.num_tiles * kUnitsOfTile,
+          .num_sent = scatters ? slots - last_wave
+                               : num_owned_tiles(num_items - last_wave, num_ranks, window.rank),
+          .own_last = scatters ? last_wave : 0};
+}
+
+// What comes at a position of this rank.
+struct Item {
+  int owner, slot, tile;
+  bool ends, sums_itself;
+};
+
+Item item_at(const Launch& launch, int item_idx) {
+  const int num_ranks = launch.window.num_ranks, rank = launch.window.rank;
+  const Divisor by_ranks = make_divisor(num_ranks);
+  int owner = tile_owner(item_idx, by_ranks), slot = tile_slot(item_idx, by_ranks);
+  if (launch.call.op == Op::kReduceScatter) {
+    const OwnersItem turn =
+        reducescatter_turn(item_idx, launch.call.num_tiles / num_ranks, by_ranks,
+                           make_divisor(num_ranks - 1), rank, launch.own_last);
+    owner = turn.owner, slot = turn.item_idx;
+  }
+  return {owner, slot, owned_tile(slot, num_ranks, owner), item_idx >= launch.num_items,
+          owner == rank && slot >= launch.num_sent};
+}
 
 // Shared memory of a CTA.
 struct Shared {
   uint64_t buffer_full, buffer_empty;
   Tile store_buffer;
-  int item_in_buffer;
+  Item item_in_buffer;
   int first_item;
   uint64_t epoch;
   uint32_t num_units_stored;
@@ -131,22 +172,70 @@ void multiply_gathered(const Launch& launch, const Shared& shared, int item) {
   launch.memory.output[source * kMaxTiles + piece] = rows;
 }
 
+// Where the ranks want their outputs, when the partials of an item have come.
+std::array<void*, kMaxRanks> wait_partials(const Launch& launch, uint64_t epoch, int slot,
+                                           bool own_too) {
+  const PeerWindow& window = launch.window;
+  std::array<void*, kMaxRanks> outputs{};
+  outputs[window.rank] = launch.memory.output.data();
+  for (int peer = 0; peer < window.num_ranks; peer++) {
+    if (launch.call.op == Op::kAllReduce) outputs[peer] = wait_output(window, peer, epoch);
+    if (peer == window.rank && !own_too) continue;
+    const uint64_t* flag = launch.control->tile_ready(slot, peer);
+#ifdef MUTANT_RELAXED_SUM
+    while (!own_too && ptx::load_relaxed_system(flag) < epoch) std::this_thread::yield();
+    if (!own_too) continue;
+#endif
+    wait_epoch(window, flag, epoch, kWaitTileReady, peer, slot);
+  }
+  linger();
+  return outputs;
+}
+
+// `own`: this rank's partial in the store buffer, or null if it lies in a slot too.
+void sum_unit(const Launch& launch, uint64_t epoch, int slot, int in_tile, const Tile* own,
+              const std::array<void*, kMaxRanks>& outputs) {
+  const PeerWindow& window = launch.window;
+  Unit sum{};
+  for (int source = 0; source < window.num_ranks; source++) {
+    const bool in_buffer = own != nullptr && source == window.rank;
+    add(sum, (in_buffer ? *own : slot_of(window, window.rank, slot, source, epoch))[in_tile]);
+  }
+  const int tile = owned_tile(slot, window.num_ranks, window.rank);
+  for (int i = launch.call.op == Op::kAllReduce ? 1 : window.num_ranks; i <= window.num_ranks;
+       i++) {
+    const int peer = (window.rank + i) % window.num_ranks;
+    static_cast<Tile*>(outputs[peer])[tile][in_tile] = sum;
+  }
+}
+
+void sum_own_item(const Launch& launch, Shared& shared, const Item& item) {
+  const auto outputs = wait_partials(launch, shared.epoch, item.slot, false);
+  for (int unit = 0; unit < kUnitsOfTile; unit++) {
+    sum_unit(launch, shared.epoch, item.slot, unit, &shared.store_buffer, outputs);
+  }
+  atomicAdd(&shared.num_units_stored, kUnitsOfTile);
+}
+
 void math_role(const Launch& launch, Shared& shared) {
-  int item = shared.first_item;
+  int item_idx = shared.first_item;
   for (int count = 0;; count++) {
     linger();
-    const bool ends = item >= launch.num_items;
+    const Item item = item_at(launch, item_idx);
     if (launch.call.op == Op::kAllGather) {
-      if (ends) break;
-      multiply_gathered(launch, shared, item);
+      if (item.ends) break;
+      multiply_gathered(launch, shared, item_idx);
     } else {
       wait_phase(launch.window, &shared.buffer_empty, (count & 1) ^ 1);
       shared.item_in_buffer = item;
-      if (!ends) shared.store_buffer = partial(shared.epoch, launch.window.rank, item);
+      if (!item.ends) {
+        shared.store_buffer = partial(shared.epoch, launch.window.rank, item.tile);
+        if (item.sums_itself) sum_own_item(launch, shared, item);
+      }
       ptx::mbarrier_arrive(&shared.buffer_full);
-      if (ends) break;
+      if (item.ends) break;
     }
-    item = claim_item(launch);
+    item_idx = claim_item(launch);
   }
 }
 
@@ -155,41 +244,27 @@ void push_role(const Launch& launch, Shared& shared) {
   for (int count = 0;; count++) {
     wait_phase(window, &shared.buffer_full, count & 1);
     linger();
-    const int item = shared.item_in_buffer;
-    if (item >= launch.num_items) break;
-    const int owner = tile_owner(item, window.num_ranks), slot = tile_slot(item, window.num_ranks);
-    slot_of(window, owner, slot, window.rank, shared.epoch) = shared.store_buffer;
+    const Item item = shared.item_in_buffer;
+    if (item.ends) break;
+    if (item.sums_itself) {
+      ptx::mbarrier_arrive(&shared.buffer_empty);
+      continue;
+    }
+    slot_of(window, item.owner, item.slot, window.rank, shared.epoch) = shared.store_buffer;
     ptx::mbarrier_arrive(&shared.buffer_empty);
-    ptx::store_release_system(window.control[owner]->tile_ready(slot, window.rank), shared.epoch);
+    ptx::store_release_system(window.control[item.owner]->tile_ready(item.slot, window.rank),
+                              shared.epoch);
   }
 }
 
 void reduce_role(const Launch& launch, Shared& shared) {
-  const PeerWindow& window = launch.window;
-  const bool for_all = launch.call.op == Op::kAllReduce;
-  const int num_slots = num_owned_tiles(launch.call.num_tiles, window.num_ranks, window.rank);
-  std::array<void*, kMaxRanks> outputs{};
-  outputs[window.rank] = launch.memory.output.data();
   uint32_t num_stored = 0;
   for (;;) {
     const int unit = atomicAdd(&launch.control->next_unit, 1);
-    const int slot = unit / kUnitsOfTile, in_tile = unit % kUnitsOfTile;
-    if (slot >= num_slots) break;
-    for (int peer = 0; peer < window.num_ranks; peer++) {
-      if (num_stored == 0 && for_all) outputs[peer] = wait_output(window, peer, shared.epoch);
-      wait_epoch(window, launch.control->tile_ready(slot, peer), shared.epoch, kWaitTileReady, peer,
-                 slot);
-    }
-    linger();
-    Unit sum{};
-    for (int source = 0; source < window.num_ranks; source++) {
-      add(sum, slot_of(window, window.rank, slot, source, shared.epoch)[in_tile]);
-    }
-    const int tile = owned_tile(slot, window.num_ranks, window.rank);
-    for (int i = for_all ? 1 : window.num_ranks; i <= window.num_ranks; i++) {
-      const int peer = (window.rank + i) % window.num_ranks;
-      static_cast<Tile*>(outputs[peer])[tile][in_tile] = sum;
-    }
+    const int slot = unit / kUnitsOfTile;
+    if (slot >= launch.num_sent) break;
+    const auto outputs = wait_partials(launch, shared.epoch, slot, true);
+    sum_unit(launch, shared.epoch, slot, unit % kUnitsOfTile, nullptr, outputs);
     num_stored++;
   }
   if (num_stored != 0) atomicAdd(&shared.num_units_stored, num_stored);
@@ -205,20 +280,24 @@ void gather_role(const Launch& launch, Shared& shared) {
     for (int peer = 0; peer < window.num_ranks; peer++) {
       if (outputs[peer] == nullptr) outputs[peer] = wait_output(window, peer, shared.epoch);
     }
-    for (int i = 1; i <= window.num_ranks; i++) {
-      auto* gathered = static_cast<Tile*>(outputs[(window.rank + i) % window.num_ranks]);
+    const auto copy_to = [&](int peer) {
+      auto* gathered = static_cast<Tile*>(outputs[peer]);
       gathered[window.rank * kMaxTiles + piece][in_piece] = launch.memory.x[piece][in_piece];
-    }
+    };
+    for (int i = 1; i < window.num_ranks; i++) copy_to((window.rank + i) % window.num_ranks);
     linger();
     ptx::fence_system();
     uint32_t* sent = launch.control->units_sent(piece, window.max_slots);
-    if (atomicAdd(sent, 1) + 1 < kUnitsOfTile) continue;
-    ptx::fence_system();
-    *sent = 0;
-    for (int peer = 0; peer < window.num_ranks; peer++) {
-      if (peer == window.rank) continue;
-      ptx::store_release_system(window.control[peer]->rows_ready(piece, window.rank), shared.epoch);
+    if (atomicAdd(sent, 1) + 1 == kUnitsOfTile) {
+      ptx::fence_system();
+      *sent = 0;
+      for (int peer = 0; peer < window.num_ranks; peer++) {
+        if (peer == window.rank) continue;
+        ptx::store_release_system(window.control[peer]->rows_ready(piece, window.rank),
+                                  shared.epoch);
+      }
     }
+    copy_to(window.rank);  // for which nobody waits
   }
 }
 
@@ -234,14 +313,13 @@ void finish_cta(const Launch& launch, const Shared& shared) {
   const PeerWindow& window = launch.window;
   ControlBlock* control = launch.control;
   const bool counts = launch.call.op == Op::kAllReduce;
-  ptx::fence_system();
   if (counts && shared.num_units_stored != 0) {
+    ptx::fence_system();
     for (int peer = 0; peer < window.num_ranks; peer++) {
       ptx::add_relaxed_system(&window.control[peer]->arrived, shared.num_units_stored);
     }
   }
-  if (atomicAdd(&control->exited, 1) + 1 < kNumCtas) return;
-  ptx::fence_system();
+  if (ptx::add_acq_rel_gpu(&control->exited, 1) + 1 < kNumCtas) return;
   if (counts) {
     const uint64_t expected = control->arrived_base + launch.num_units;
     wait_arrived(window, expected);
@@ -303,25 +381,19 @@ void check(const Rank& memory, const Call& call, uint64_t epoch) {
       require(memory.output[place] == product, "product", rank, epoch);
     }
     if (call.op == Op::kAllGather) continue;
-    const bool receives = call.op == Op::kAllReduce || tile_owner(tile, num_ranks) == rank;
+    const bool receives =
+        call.op == Op::kAllReduce || tile_owner(tile, make_divisor(num_ranks)) == rank;
     require(memory.output[tile] == (receives ? sum : Tile{}), "sum", rank, epoch);
   }
 }
 
 void run_rank(Rank& memory, const std::vector<Call>& calls) {
-  const PeerWindow& window = memory.window;
   uint64_t epoch = 0;
   for (const Call& call : calls) {
     epoch++;
     prepare(memory, epoch);
     linger();
-    const bool gathers = call.op == Op::kAllGather;
-    const Launch launch{memory,
-                        window,
-                        call,
-                        memory.control.get(),
-                        gathers ? call.num_tiles * window.num_ranks : call.num_tiles,
-                        call.num_tiles * kUnitsOfTile};
+    const Launch launch = launch_of(memory, call);
     {
       std::vector<std::jthread> ctas;
       for (int i = 0; i < kNumCtas; i++) ctas.emplace_back([&] { run_cta(launch); });

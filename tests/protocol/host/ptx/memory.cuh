@@ -42,6 +42,14 @@ inline void store_release_system(uint64_t* address, uint64_t value) {
 
 inline void add_relaxed_system(uint64_t* address, uint64_t value) { host::add(*address, value); }
 
+inline uint32_t add_acq_rel_gpu(uint32_t* address, uint32_t value) {
+#ifdef MUTANT_RELAXED_EXIT
+  return std::atomic_ref(*address).fetch_add(value, std::memory_order_relaxed);
+#else
+  return std::atomic_ref(*address).fetch_add(value, std::memory_order_acq_rel);
+#endif
+}
+
 inline void fence_system() { host::fence(); }
 
 }  // namespace entwine::ptx
