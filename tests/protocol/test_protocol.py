@@ -150,6 +150,7 @@ def test_two_ranks_with_fewer_ctas_than_items(calls, num_ctas):
         (calls_of(RS, 3, 3, num_last=1), 2),
         ([Call(RS, 3, 1), Call(AR, 3, 2), Call(RS, 3, 1)], 2),
     ],
+    ids=lambda value: name_of(value) if isinstance(value, list) else str(value),
 )
 def test_three_ranks_with_fewer_ctas_than_items(calls, num_ctas):
     assert model.explore(Model(3, calls, coarse=True, num_ctas=num_ctas)) > 100
