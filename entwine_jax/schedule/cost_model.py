@@ -41,8 +41,9 @@ NARROW_TILE_RATE = 0.95
 # a kernel that the link limits took 1% longer in spite of its shorter head.
 NARROW_TILE_LINK_RATE = 0.97
 
-# What this costs the reduce-scatter beside: its own rows come last, so w is read once more.
-SCATTERED_NARROW_TILE_RATE = 0.97
+# What they cost some ops beside, as measured on two GPUs: own rows come last in the reduce-scatter, so
+# w is read once more; rows are sent and received beside the mainloops of the all-gather.
+NARROW_TILE_RATE_OF = {ALLREDUCE: 1.0, REDUCESCATTER: 0.97, ALLGATHER: 0.96}
 
 # Local part of the latency after the last byte: loads of the slots, sums, stores, the end of the
 # CTA; fitted to whole calls on two GPUs. There are two flags beside it, or one where sums are not
@@ -148,9 +149,7 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     hardware = problem.hardware
     link_bytes_per_us = hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
-    tile_us = tile_time_us(problem, schedule)
-    if problem.op == REDUCESCATTER:
-        tile_us /= tile_factor(schedule, SCATTERED_NARROW_TILE_RATE)
+    tile_us = _op_tile_time_us(problem, schedule)
     waves = _waves(problem, schedule, num_gemm_ctas)
     matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (
@@ -200,7 +199,7 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
     waves = ceil_div(num_tiles(problem, schedule), num_gemm_ctas)
     num_parts = ceil_div(problem.k_local, GATHER_COLUMNS)
-    tile_us = tile_time_us(problem, schedule)
+    tile_us = _op_tile_time_us(problem, schedule)
     matmul_us = max(waves * tile_us, memory_time_us(problem))
     link_us = problem.wire_bytes / (hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S)
     head_us = link_us / num_parts if waves == 1 else 0.0
@@ -224,6 +223,11 @@ def tile_time_us(problem: Problem, schedule: Schedule) -> float:
     rate = tile_factor(schedule, NARROW_TILE_RATE)
     flops_per_us = rate * hardware.matmul_tflops * 1e6 / hardware.num_sms
     return 2.0 * schedule.tile_m * schedule.tile_n * problem.k_local / flops_per_us
+
+
+def _op_tile_time_us(problem: Problem, schedule: Schedule) -> float:
+    """The same inside the kernel of an op."""
+    return tile_time_us(problem, schedule) / tile_factor(schedule, NARROW_TILE_RATE_OF[problem.op])
 
 
 def tile_factor(schedule: Schedule, narrow: float) -> float:

@@ -5,7 +5,7 @@ import pytest
 from counted_calls import NUM_CALLS, looped, make_mesh, make_operands
 from processes import in_a_process
 
-from entwine_jax import _ffi, configuration
+from entwine_jax import configuration, runtime
 
 pytestmark = pytest.mark.gpu
 
@@ -16,17 +16,18 @@ SLACK_BYTES = 2**23
 
 def held(devices):
     """Memory that XLA has given out, and our workspaces."""
+    _ffi = runtime.load_ffi()
     in_use = [device.memory_stats()["bytes_in_use"] for device in devices]
     return in_use, sorted(map(str, _ffi.workspace_report()))
 
 
 def free_bytes():
-    return [gpu["free_bytes"] for gpu in _ffi.probe_devices()]
+    return [gpu["free_bytes"] for gpu in runtime.load_ffi().probe_devices()]
 
 
 def test_memory_does_not_grow_over_a_hundred_thousand_calls():
     """Of all ops in turn, in loops of 1,500; the results of every call are checked."""
-    mesh = make_mesh()
+    _ffi, mesh = runtime.load_ffi(), make_mesh()
     devices = list(mesh.devices.flat)
     operands = make_operands(mesh)
     num_steps = 250
