@@ -41,8 +41,8 @@ NARROW_TILE_RATE = 0.95
 # a kernel that the link limits took 1% longer in spite of its shorter head.
 NARROW_TILE_LINK_RATE = 0.97
 
-# What they cost some ops beside, as measured on two GPUs: own rows come last in the reduce-scatter, so
-# w is read once more; rows are sent and received beside the mainloops of the all-gather.
+# What they cost some ops beside, as measured on two GPUs: own rows come last in the reduce-scatter,
+# so w is read once more; rows are sent and received beside the mainloops of the all-gather.
 NARROW_TILE_RATE_OF = {ALLREDUCE: 1.0, REDUCESCATTER: 0.97, ALLGATHER: 0.96}
 
 # Local part of the latency after the last byte: loads of the slots, sums, stores, the end of the
