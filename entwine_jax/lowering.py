@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 
 from entwine_jax import configuration, reference, runtime, selection, workspace
 from entwine_jax.schedule import Problem, Schedule
-from entwine_jax.schedule.legality import why_not_fusible
+from entwine_jax.schedule.legality import LackOfMemory, why_not_fusible
 from entwine_jax.version import CALL_VERSION
 
 _log = logging.getLogger("entwine_jax")
@@ -81,7 +81,7 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):
         _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, call)
-        if "workspace" in call:
+        if isinstance(call, LackOfMemory):
             _warn_of_workspace(call)
         return lax_rule(ctx, x, w, *other_ws, **params)
     _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
@@ -105,7 +105,7 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     return [y, *_multiply_others(ctx, rest[0], other_ws, params["w_transposed"]), *rest]
 
 
-def _warn_of_workspace(reason: str) -> None:
+def _warn_of_workspace(reason: LackOfMemory) -> None:
     """Once: memory can be had, unlike another GPU, and any op may be slow for the lack of it."""
     global _warned_of_workspace
     if not _warned_of_workspace:

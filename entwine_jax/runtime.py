@@ -9,19 +9,23 @@ import jax
 
 from entwine_jax import configuration
 from entwine_jax.schedule import H200, Hardware, hardware_for
-from entwine_jax.schedule.legality import MIN_RANKS
+from entwine_jax.schedule.legality import MIN_RANKS, LackOfMemory
 from entwine_jax.version import CALL_VERSION, __version__
 
 OLDEST_JAX, FIRST_UNSUPPORTED_JAX = (0, 11, 2), (0, 13)
 
 
 class Check(NamedTuple):
-    """One condition of the fused kernel: what was found, and what helps where it does not hold."""
+    """One condition of the fused kernel: what was found, and what helps where it does not hold.
+
+    `of_memory` where it asks for free memory.
+    """
 
     topic: str
     found: str
     holds: bool
     remedy: str = ""
+    of_memory: bool = False
 
 
 def is_available(num_ranks: int | None = None) -> bool:
@@ -33,7 +37,8 @@ def why_unavailable(num_ranks: int | None = None) -> str | None:
     """What stands in the way of the fused kernel, with the remedy; None if nothing does."""
     for check in checks(num_ranks):
         if not check.holds:
-            return f"{check.topic}: {check.found}. {check.remedy}"
+            reason = f"{check.topic}: {check.found}. {check.remedy}"
+            return LackOfMemory(reason) if check.of_memory else reason
     return None
 
 
@@ -216,4 +221,5 @@ def _check_memory(ffi: ModuleType, gpus: list[dict]) -> Check:
         f"{held_mib} of {limit_mib} MiB a GPU allocated, {free_mib} MiB free",
         all(gpu["free_bytes"] >= wanted[gpu["ordinal"]] for gpu in gpus),
         "Lower ENTWINE_JAX_WORKSPACE_MIB, or XLA_CLIENT_MEM_FRACTION (JAX's own share).",
+        of_memory=True,
     )

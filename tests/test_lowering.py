@@ -22,6 +22,7 @@ from sharded import (
 
 import entwine_jax
 from entwine_jax import lowering, runtime
+from entwine_jax.schedule.legality import LackOfMemory
 
 pytestmark = pytest.mark.usefixtures("fused_lowering")
 
@@ -282,17 +283,26 @@ def test_plain_lax_where_the_kernel_is_not_available(monkeypatch, reasons):
     assert reasons() == ["GPU model: too old"]
 
 
-@pytest.mark.parametrize("used_up", [False, True])
-def test_a_workspace_that_cannot_be_had_gives_lax_and_one_warning(monkeypatch, caplog, used_up):
-    found = None if used_up else "workspace: 0 of 512 MiB a GPU allocated, 9 MiB free. Lower it."
+@pytest.mark.parametrize("found", [LackOfMemory("9 MiB free. Lower it."), None])
+@pytest.mark.parametrize("schedule", [None, entwine_jax.Schedule()])
+def test_a_workspace_that_cannot_be_had_gives_lax_and_one_warning(
+    monkeypatch, caplog, found, schedule
+):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: found)
     monkeypatch.setattr(lowering.workspace, "slot_bytes", lambda *_: 0)
     monkeypatch.setattr(lowering, "_warned_of_workspace", False)
     for _ in range(3):
-        assert "custom_call" not in lower(make_mesh())
+        assert "custom_call" not in lower(make_mesh(), schedule=schedule)
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "plain lax for lack of memory" in warning.getMessage()
     assert (found or "used up by other device groups") in warning.getMessage()
+
+
+def test_no_other_reason_warns_of_memory(monkeypatch, caplog):
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "workspace: a word")
+    monkeypatch.setattr(lowering, "_warned_of_workspace", False)
+    assert "custom_call" not in lower(make_mesh())
+    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
 
 
 def test_workspace_limit_splits_the_rows(monkeypatch):

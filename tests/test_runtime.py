@@ -5,6 +5,7 @@ import pytest
 
 import entwine_jax
 from entwine_jax import configuration, runtime
+from entwine_jax.schedule.legality import LackOfMemory
 from entwine_jax.version import CALL_VERSION
 
 GIB = 2**30
@@ -112,6 +113,7 @@ def test_reason(machine, ffi, reason):
     said = runtime.why_unavailable(2)
     assert said is not None
     assert said.startswith(reason) or reason in said
+    assert isinstance(said, LackOfMemory) == said.startswith("workspace: ")
 
 
 def test_too_few_gpus_for_the_group(machine):

@@ -23,6 +23,10 @@ SMALLEST_TILE_BYTES = 128 * 128 * 2
 FEWEST_FLAGS = 16384
 
 
+class LackOfMemory(str):
+    """A reason that a larger workspace, or more free memory for it, would remove."""
+
+
 @dataclass(frozen=True)
 class Rejection:
     """A schedule that cannot run the problem, or is not tried, and the reason."""
@@ -79,11 +83,11 @@ def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rej
         if needed <= slot_bytes:
             return schedule
         reason = f"slots of {needed} bytes exceed the workspace's {slot_bytes} bytes"
-        return Rejection(schedule, reason)
+        return Rejection(schedule, LackOfMemory(reason))
     rows = rows_per_launch(problem, schedule, slot_bytes)
     if rows is None:
         reason = f"the slots of one row of tiles exceed the workspace's {slot_bytes} bytes"
-        return Rejection(schedule, reason)
+        return Rejection(schedule, LackOfMemory(reason))
     return replace(schedule, rows_per_launch=rows)
 
 
@@ -92,10 +96,13 @@ def num_flags(slot_bytes: int) -> int:
     return max(slot_bytes // NUM_PARITIES // SMALLEST_TILE_BYTES, FEWEST_FLAGS)
 
 
-def _why_not_in_workspace(problem: Problem, schedule: Schedule, slot_bytes: int) -> str | None:
+def _why_not_in_workspace(
+    problem: Problem, schedule: Schedule, slot_bytes: int
+) -> LackOfMemory | None:
     """What the workspace lacks, however the problem is split into launches."""
     if slot_bytes == 0:
-        return "the workspace is used up by other device groups"
-    if problem.op == ALLGATHER and num_pieces(problem, schedule) > num_flags(slot_bytes):
-        return f"the workspace has flags for {num_flags(slot_bytes)} pieces of rows only"
+        return LackOfMemory("the workspace is used up by other device groups")
+    flags = num_flags(slot_bytes)
+    if problem.op == ALLGATHER and num_pieces(problem, schedule) > flags:
+        return LackOfMemory(f"the workspace has flags for {flags} pieces of rows only")
     return None

@@ -34,7 +34,7 @@ class Decision:
     Attributes:
         schedule: the choice; `fused=False` for plain lax.
         source: where it comes from; "model" too where no schedule can run.
-        reason: one sentence.
+        reason: one sentence; a `LackOfMemory` where that keeps the kernel from running.
         lax: predicted time of plain lax.
         ranked: predicted times of all legal fused schedules, cheapest first.
         rejected: schedules that cannot run the problem, with their reasons.
@@ -84,7 +84,9 @@ def _apply_override(problem: Problem, slot_bytes: int, override: Schedule) -> tu
         return override, "the schedule was given, and it asks for lax"
     fitted = fit(problem, override, slot_bytes)
     if isinstance(fitted, Rejection):
-        return Schedule(fused=False), f"the schedule that was given cannot run: {fitted.reason}"
+        reason = f"the schedule that was given cannot run: {fitted.reason}"
+        # A lack of memory stays one.
+        return Schedule(fused=False), type(fitted.reason)(reason)
     return fitted, "the schedule was given"
 
 
