@@ -1,18 +1,25 @@
 """The benchmark on virtual CPU devices: its files, its table, its programs and its check."""
 
 import csv
+import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from entwine_jax import measured
 from entwine_jax.__main__ import main
-from entwine_jax.bench import measure, programs, report, timing, verify
+from entwine_jax.bench import breakdown, measure, programs, report, timing, verify
 from entwine_jax.bench.cases import CORE, HELD_OUT, SUITE, Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.ops import AXIS, OPS, TimedOp
+from entwine_jax.schedule import H200, Problem, Schedule
+from entwine_jax.schedule.simulate import simulate
+from entwine_jax.schedule.timeline import together_us
+from entwine_jax.trace.record import Measured
 
 SHAPES = "16,64,256;40,24,128"
 SMALL = Shape(8, 8, 32)
@@ -51,6 +58,21 @@ def test_command_writes_json_csv_and_markdown(tmp_path, capsys):
     table = capsys.readouterr().out
     assert "geomean" in table
     assert "unknown" in table
+
+
+def test_bound_has_the_link_rate_of_the_built_in_profile(monkeypatch):
+    slow = dataclasses.replace(H200, link_gb_s=H200.link_gb_s / 2)
+    monkeypatch.setattr(measure, "hardware_for", lambda _: H200)
+    monkeypatch.setattr(measured, "profile", lambda _: slow)
+    times = {"matmul": 0.001, "lax": 2.0, "ours": 1.0}
+    monkeypatch.setattr(measure, "_time", lambda *_: times)
+    settings = measure.Settings(verified=False)
+    result = measure.measure(programs.make_mesh(4), Shape(8, 8, 32), settings, seed=0)
+    # 2 (P - 1) / P of a bfloat16 result go each way.
+    assert result.bound_us == pytest.approx(1.5 * 8 * 8 * 2 / 360e3)
+    times["matmul"] = 9.0
+    result = measure.measure(programs.make_mesh(4), Shape(8, 8, 32), settings, seed=0)
+    assert result.bound_us == 9.0
 
 
 def test_command_takes_dtype_schedule_and_no_verify(tmp_path):
@@ -219,6 +241,9 @@ def make_measurement(**values):
             "bound_us": 90.0,
             "predicted_us": 99.0,
             "error_ratio": 1.0,
+            "traced_matmul_us": None,
+            "traced_exposed_us": None,
+            "traced_drain_us": None,
             "schedule": "tile 128x256",
             "lax_reason": "",
             **values,
@@ -248,6 +273,28 @@ def test_prediction_error_is_printed_and_kept(tmp_path):
         report.write_json(tmp_path / "bench.json", machine, settings, some)
         document = json.loads((tmp_path / "bench.json").read_text())
         assert document["prediction_error"] == pytest.approx(expected)
+
+
+def test_where_the_time_goes_is_that_of_the_rank_that_began_last(monkeypatch):
+    problem = Problem(m=2048, n=2048, k=2048, num_ranks=2)
+    simulated = simulate(problem, Schedule(), start_us=[0.0, 100.0])
+    monkeypatch.setattr(breakdown, "record", lambda *_: Measured(simulated.events, 1.0))
+    assert breakdown.trace_breakdown(problem, Schedule()) is None  # no GPUs here
+    monkeypatch.setattr(breakdown.runtime, "why_unavailable", lambda _: None)
+    parts = breakdown.trace_breakdown(problem, Schedule())
+    assert 0 < parts.drain_us <= parts.exposed_us < 100
+    assert parts.matmul_us + parts.exposed_us == pytest.approx(together_us(simulated.events), 0.01)
+    assert breakdown.trace_breakdown(problem, Schedule(fused=False)) is None
+    half = dataclasses.replace(problem, dtype="float16")
+    assert breakdown.trace_breakdown(half, Schedule()) is None
+
+
+def test_where_the_time_goes_is_printed():
+    traced = {"traced_matmul_us": 70.0, "traced_exposed_us": 30.04, "traced_drain_us": 20.0}
+    machine, settings = describe_machine(4), measure.Settings()
+    text = report.text(machine, settings, [make_measurement(**traced), make_measurement()])
+    assert re.search(r"Where the time goes.*\n.*drain\n1, 8, 8 +70\.0 +30\.0 +20\.0$", text)
+    assert "Where the time goes" not in report.text(machine, settings, [make_measurement()])
 
 
 def test_shapes_are_read_and_checked():

@@ -14,6 +14,7 @@ from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.bench.progress import progress
 from entwine_jax.problem_arguments import add_op_argument
 from entwine_jax.schedule import Schedule
+from entwine_jax.trace.record import CannotTraceError
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    except WrongResultError as error:
+    except (WrongResultError, CannotTraceError) as error:
         print(f"bench: WRONG RESULT: {error}", file=sys.stderr)
         return 1
     return 0

@@ -9,10 +9,11 @@ from jax.sharding import Mesh
 
 from entwine_jax import configuration, lowering, selection, workspace
 from entwine_jax.bench import programs, timing, verify
+from entwine_jax.bench.breakdown import trace_breakdown
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
-from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S, predict, predict_lax
+from entwine_jax.schedule.cost_model import predict, predict_lax, wire_time_us
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Measurement:
     """What was measured on one shape. Times are of one call, in us.
 
     bound_us and predicted_us are None where the hardware has no profile, error_ratio where
-    nothing was verified. `lax_reason` says why the op ran as plain lax, "" where it ran fused.
+    nothing was verified, the traced times (`bench.breakdown`) where no call could be traced.
+    `lax_reason` says why the op ran as plain lax, "" where it ran fused.
     """
 
     shape: Shape
@@ -59,6 +61,9 @@ class Measurement:
     bound_us: float | None
     predicted_us: float | None
     error_ratio: float | None
+    traced_matmul_us: float | None
+    traced_exposed_us: float | None
+    traced_drain_us: float | None
     schedule: str
     lax_reason: str
 
@@ -93,9 +98,8 @@ def measure(
     device = mesh.devices.flat[0]
     hardware = hardware_for(device.device_kind)
     op = settings.timed_op
-    problem = selection.as_measured(
-        op.problem(shape, mesh.size, dtype=settings.dtype, hardware=hardware or H200)
-    )
+    as_built_in = op.problem(shape, mesh.size, dtype=settings.dtype, hardware=hardware or H200)
+    problem = selection.as_measured(as_built_in)
     schedule, lax_reason = _path(problem, settings.schedule)
     inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(settings.dtype), seed)
     timed = programs.make_programs(mesh, op, op.calls(settings.schedule))
@@ -106,10 +110,7 @@ def measure(
         predict_lax(problem).matmul_us if hardware else None,
     )
     times = _time(inputs, timed, num_calls, settings.num_rounds, seed, on_dispatch)
-    bound_us = None
-    if hardware is not None:
-        link_us = problem.wire_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
-        bound_us = max(times["matmul"], link_us)
+    parts = trace_breakdown(problem, schedule)
     return Measurement(
         shape=shape,
         num_ranks=mesh.size,
@@ -118,9 +119,13 @@ def measure(
         matmul_us=times["matmul"],
         lax_us=times["lax"],
         ours_us=times["ours"],
-        bound_us=bound_us,
+        # Built-in link rate: one yardstick for all machines of a model, whatever profile they have.
+        bound_us=max(times["matmul"], wire_time_us(as_built_in)) if hardware else None,
         predicted_us=predict(problem, schedule).total_us if hardware else None,
         error_ratio=ratio,
+        traced_matmul_us=parts and parts.matmul_us,
+        traced_exposed_us=parts and parts.exposed_us,
+        traced_drain_us=parts and parts.drain_us,
         schedule=str(schedule),
         lax_reason=lax_reason,
     )

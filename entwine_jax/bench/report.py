@@ -34,6 +34,13 @@ LEGEND = (
 )
 
 
+BREAKDOWN_COLUMNS = ("m, n, k", "matmul", "exposed", "drain")
+
+BREAKDOWN_LEGEND = (
+    "Where the time goes, in us, in one traced call on the rank that began last: busiest CTA's "
+    "tiles; the rest, which no matmul hides; of that, what follows the last tile."
+)
+
 GATHERED_SIZES = " Here x is [m / P, n] and w is [n, k / P]."
 
 
@@ -84,7 +91,23 @@ def cells(result: Measurement) -> tuple[str, ...]:
 def text(machine: Machine, settings: Settings, results: Sequence[Measurement]) -> str:
     """The table with aligned columns, its means and its notes."""
     lines = aligned([columns(settings), *map(cells, results), _mean_cells(results)])
-    return "\n".join([_title(machine, settings), *lines, *_notes(settings, results)])
+    notes = [*_notes(settings, results), *_breakdown(results)]
+    return "\n".join([_title(machine, settings), *lines, *notes])
+
+
+def _breakdown(results: Sequence[Measurement]) -> list[str]:
+    """Where the time goes, of the calls that were traced."""
+    rows = [
+        (
+            ", ".join(map(str, result.shape)),
+            _number(result.traced_matmul_us, 1),
+            _number(result.traced_exposed_us, 1),
+            _number(result.traced_drain_us, 1),
+        )
+        for result in results
+        if result.traced_matmul_us is not None
+    ]
+    return [BREAKDOWN_LEGEND, *aligned([BREAKDOWN_COLUMNS, *rows])] if rows else []
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
