@@ -124,8 +124,12 @@ def predict_lax(problem: Problem) -> Prediction:
 
 def bound_us(problem: Problem) -> float:
     """What no implementation in whole tiles beats: max(matmul alone, wire bytes / link rate)."""
-    link_us = problem.wire_bytes / (problem.hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
-    return max(plain_matmul_us(problem), link_us)
+    return max(plain_matmul_us(problem), wire_time_us(problem))
+
+
+def wire_time_us(problem: Problem) -> float:
+    """What no implementation's transfers beat: wire bytes / link rate of bulk copies, in us."""
+    return problem.wire_bytes / (problem.hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
 
 
 def plain_matmul_us(problem: Problem) -> float:
