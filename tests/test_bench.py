@@ -64,7 +64,7 @@ def test_bound_has_the_link_rate_of_the_built_in_profile(monkeypatch):
     slow = dataclasses.replace(H200, link_gb_s=H200.link_gb_s / 2)
     monkeypatch.setattr(measure, "hardware_for", lambda _: H200)
     monkeypatch.setattr(measured, "profile", lambda _: slow)
-    times = {"matmul": 0.001, "lax": 2.0, "ours": 1.0}
+    times = {"matmul": 1e-6, "lax": 2.0, "ours": 1.0}
     monkeypatch.setattr(measure, "_time", lambda *_: times)
     settings = measure.Settings(verified=False)
     result = measure.measure(programs.make_mesh(4), Shape(8, 8, 32), settings, seed=0)
