@@ -9,6 +9,13 @@ from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, ITEM_BYTES, REDUC
 
 OP_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER}
 
+# Of bench and tune, where one list of shapes serves all ops: the all-gather undoes the matmul of
+# the others.
+SHAPES_HELP = (
+    "global shapes: x is [M, K], w [K, N]. With --op ag N and K are swapped: x is [M, N], w "
+    "[N, K], so N is --k and K is --n of explain and trace. Or the lists core, suite and held-out"
+)
+
 
 def add_op_argument(parser: argparse.ArgumentParser) -> None:
     """Declares `--op`, a key of `OP_NAMES`."""
@@ -20,9 +27,24 @@ def add_op_argument(parser: argparse.ArgumentParser) -> None:
 def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that `problem_of` reads, and `--schedule`."""
     add_op_argument(parser)
-    parser.add_argument("--m", type=int, required=True, help="rows of x (of the gathered x)")
-    parser.add_argument("--n", type=int, required=True, help="columns of w before sharding")
-    parser.add_argument("--k", type=int, required=True, help="contracted size before sharding")
+    parser.add_argument(
+        "--m",
+        type=int,
+        required=True,
+        help="rows of x (of the gathered x): M of bench and tune --shapes",
+    )
+    parser.add_argument(
+        "--n",
+        type=int,
+        required=True,
+        help="columns of w before sharding: N of bench and tune --shapes, but K with --op ag",
+    )
+    parser.add_argument(
+        "--k",
+        type=int,
+        required=True,
+        help="contracted size before sharding: K of bench and tune --shapes, but N with --op ag",
+    )
     parser.add_argument("--ranks", type=int, required=True, help="GPUs that work together")
     parser.add_argument(
         "--dtype", choices=ITEM_BYTES, default="bfloat16", help="of all arrays (default: bfloat16)"

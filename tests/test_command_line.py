@@ -2,6 +2,8 @@ import pytest
 
 from entwine_jax import __main__ as command_line
 from entwine_jax import runtime
+from entwine_jax.bench.cases import Shape
+from entwine_jax.bench.ops import OPS
 from entwine_jax.runtime import Check
 
 
@@ -56,6 +58,24 @@ def test_wrong_values_are_explained_before_anything_runs(argv, message, capsys):
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("explain", "N of bench and tune --shapes, but K with --op ag"),
+        ("trace", "K of bench and tune --shapes, but N with --op ag"),
+        ("bench", "so N is --k and K is --n of explain and trace"),
+        ("tune", "so N is --k and K is --n of explain and trace"),
+    ],
+)
+def test_help_says_which_sizes_the_allgather_swaps(command, said, capsys):
+    # And so it is:
+    problem = OPS["ag"].problem(Shape(m=8, n=16, k=32), num_ranks=4)
+    assert (problem.n, problem.k) == (32, 16)
+    with pytest.raises(SystemExit):
+        command_line.main([command, "--help"])
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("argv", [[], ["nope"], ["doctor", "--nope"]])

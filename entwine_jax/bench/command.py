@@ -12,7 +12,7 @@ from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
 from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.bench.progress import progress
-from entwine_jax.problem_arguments import add_op_argument
+from entwine_jax.problem_arguments import SHAPES_HELP, add_op_argument
 from entwine_jax.schedule import Schedule
 from entwine_jax.trace.record import CannotTraceError
 
@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shapes",
         type=parsed_by(parse_shapes),
         metavar="M,N,K;...",
-        help="global shapes, for ag with x [m / P, n] and w [n, k / P], or the lists core, suite "
-        "and held-out (default on GPUs: suite for ar, core for rs and ag)",
+        help=f"{SHAPES_HELP} (default on GPUs: suite for ar, core for rs and ag)",
     )
     parser.add_argument("--ranks", type=int, help="devices (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")

@@ -15,7 +15,7 @@ from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.bench.ops import OPS
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
-from entwine_jax.problem_arguments import add_op_argument
+from entwine_jax.problem_arguments import SHAPES_HELP, add_op_argument
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.legality import FUSED_DTYPES, MIN_RANKS
 from entwine_jax.schedule.problem import Problem
@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parsed_by(parse_shapes),
         default="suite",
         metavar="M,N,K;...",
-        help="global shapes as bench takes them, or the lists core, suite and held-out "
-        "(default: suite)",
+        help=f"{SHAPES_HELP} (default: suite)",
     )
     parser.add_argument("--ranks", type=int, help="GPUs (default: all)")
     parser.add_argument(
