@@ -1,6 +1,7 @@
 """Is the fused kernel usable here, and if not, why and what helps."""
 
 import importlib
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -108,10 +109,17 @@ def _check_jax_version() -> Check:
 
 def _check_library() -> Iterator[Check]:
     topic, ffi = "kernel library", load_ffi()
-    rebuild = "Build both from the same sources: `pip install .`."
+    # Isolated from nvidia-cutlass, pip would leave the CUDA part out.
+    build = (
+        "in the folder of the sources, with the packages of README's Install: "
+        f"`make inplace PYTHON={sys.executable}` to run from there, or else "
+        "`pip install --no-build-isolation .`."
+    )
     if ffi is None:
-        yield Check(topic, "entwine_jax._ffi is not built for this system", False, rebuild)
+        found = "entwine_jax._ffi is not built, or not for this system"
+        yield Check(topic, found, False, f"Build it {build}")
         return
+    rebuild = f"They must be of the same sources. Build them {build}"
     info = ffi.build_info()
     if info["version"] != __version__:
         yield Check(

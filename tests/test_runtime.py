@@ -1,3 +1,4 @@
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -114,6 +115,14 @@ def test_reason(machine, ffi, reason):
     assert said is not None
     assert said.startswith(reason) or reason in said
     assert isinstance(said, LackOfMemory) == said.startswith("workspace: ")
+
+
+@pytest.mark.parametrize("ffi", [None, Ffi(version="0.0.9"), Ffi(calls=CALL_VERSION - 1)])
+def test_what_to_build_where_the_library_is_missing_or_another(machine, ffi):
+    machine(ffi)
+    said = runtime.why_unavailable()
+    assert f"`make inplace PYTHON={sys.executable}`" in said
+    assert "`pip install --no-build-isolation .`" in said
 
 
 def test_too_few_gpus_for_the_group(machine):
