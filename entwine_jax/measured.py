@@ -1,8 +1,9 @@
 """What was measured on this kind of machine: tables of schedules and profiles of hardware.
 
-Both are JSON files. Those of the package come first, then the user's, which win: in the cache
-folder, or where ENTWINE_JAX_MEASURED names a file or folder. They are read once. A file that is
-not right is ignored, with one warning that names it and the rule it breaks.
+Both are JSON files. The package ships none unless schedule/tables holds some; these come first,
+then the user's, which win: in the cache folder, or where ENTWINE_JAX_MEASURED names a file or
+folder. They are read once. A file that is not right is ignored, with one warning that names it and
+the rule it breaks.
 """
 
 import functools
@@ -20,6 +21,7 @@ from entwine_jax.schedule.table import EMPTY, Table
 from entwine_jax.version import __version__
 
 OFF = "off"
+# This folder need not be there.
 SHIPPED = Path(table.__file__).with_name("tables")
 
 _log = logging.getLogger("entwine_jax")
@@ -42,7 +44,7 @@ class Measured:
 
     def __str__(self) -> str:
         if not self.files:
-            return "none"
+            return "none, so the cost model chooses, with built-in profiles"
         names = ", ".join(sorted(self.profiles)) or "none"
         return (
             f"{len(self.table.entries)} schedules, profiles: {names}, "

@@ -48,7 +48,7 @@ def fused_us():
 
 def test_user_files_win_over_shipped_ones(places):
     shipped, cache = places
-    assert str(measured.current()) == "none"
+    assert str(measured.current()).startswith("none, so the cost model chooses")
     write_table(shipped / "H200.json", 700.0)
     assert fused_us() == 700.0
     write_table(cache / "schedules.json", 600.0)
