@@ -4,10 +4,14 @@ import functools
 import itertools
 
 import pytest
-from protocol import cta, model
+from protocol import actions, cta
 from protocol.cta import Cta, Shape
 from protocol.cta import Rule as CtaRule
-from protocol.model import ALL_RULES, Call, Model, Op, ProtocolError, Rule
+from protocol.dealing import deals
+from protocol.explore import explore
+from protocol.invariants import ProtocolError
+from protocol.model import Model
+from protocol.steps import ALL_RULES, Call, Kind, Op, Rule, Step
 
 AR, RS, AG = Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.ALL_GATHER
 
@@ -60,17 +64,17 @@ def by_name(sequences):
     ]
 )
 def test_two_ranks_repeat_an_op(calls):
-    assert model.explore(Model(2, calls)) > 100
+    assert explore(Model(2, calls)) > 100
 
 
 @by_name(itertools.product(SMALLEST, repeat=3))
 def test_two_ranks_change_the_op(calls):
-    assert model.explore(Model(2, calls)) > 100
+    assert explore(Model(2, calls)) > 100
 
 
 @by_name([calls_of(AR, 1, 1, 1), calls_of(AR, 1, 1, 1, num_last=1), calls_of(AG, 1, 1, 1)])
 def test_three_ranks_repeat_an_op(calls):
-    assert model.explore(Model(3, calls)) > 1000
+    assert explore(Model(3, calls)) > 1000
 
 
 # ---- The protocol is right: steps joined whose separation cannot be observed
@@ -78,7 +82,7 @@ def test_three_ranks_repeat_an_op(calls):
 
 @by_name([*all_sequences(4, num_last=0), *all_sequences(4, num_last=1)])
 def test_two_ranks_change_the_op_in_longer_sequences(calls):
-    assert model.explore(Model(2, calls, coarse=True)) > 50
+    assert explore(Model(2, calls, coarse=True)) > 50
 
 
 @by_name(
@@ -94,7 +98,7 @@ def test_two_ranks_change_the_op_in_longer_sequences(calls):
     ]
 )
 def test_two_ranks_change_the_size(calls):
-    assert model.explore(Model(2, calls, coarse=True)) > 100
+    assert explore(Model(2, calls, coarse=True)) > 100
 
 
 @by_name(
@@ -111,15 +115,15 @@ def test_two_ranks_change_the_size(calls):
     ]
 )
 def test_three_ranks(calls):
-    assert model.explore(Model(3, calls, coarse=True)) > 100
+    assert explore(Model(3, calls, coarse=True)) > 100
 
 
 def test_allreduce_alone_needs_one_parity_of_slots():
     rules = ALL_RULES & ~Rule.TWO_PARITIES
-    model.explore(Model(2, calls_of(AR, 2, 1, 2, 1), rules))
-    model.explore(Model(3, calls_of(AR, 1, 3, 1), rules, coarse=True))
-    model.explore(Model(2, calls_of(AR, 3, 1, 3, 1, num_last=1), rules, coarse=True))
-    model.explore(Model(3, calls_of(AR, 1, 3, 1, num_last=2), rules, coarse=True))
+    explore(Model(2, calls_of(AR, 2, 1, 2, 1), rules))
+    explore(Model(3, calls_of(AR, 1, 3, 1), rules, coarse=True))
+    explore(Model(2, calls_of(AR, 3, 1, 3, 1, num_last=1), rules, coarse=True))
+    explore(Model(3, calls_of(AR, 1, 3, 1, num_last=2), rules, coarse=True))
 
 
 # ---- No wait is cyclic: few CTAs, which wait in items that they sum where they were made
@@ -137,7 +141,7 @@ def test_allreduce_alone_needs_one_parity_of_slots():
 )
 @pytest.mark.parametrize("num_ctas", [1, 2])
 def test_two_ranks_with_fewer_ctas_than_items(calls, num_ctas):
-    assert model.explore(Model(2, calls, coarse=True, num_ctas=num_ctas)) > 100
+    assert explore(Model(2, calls, coarse=True, num_ctas=num_ctas)) > 100
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_two_ranks_with_fewer_ctas_than_items(calls, num_ctas):
     ids=lambda value: name_of(value) if isinstance(value, list) else str(value),
 )
 def test_three_ranks_with_fewer_ctas_than_items(calls, num_ctas):
-    assert model.explore(Model(3, calls, coarse=True, num_ctas=num_ctas)) > 100
+    assert explore(Model(3, calls, coarse=True, num_ctas=num_ctas)) > 100
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -161,16 +165,16 @@ def test_three_ranks_with_fewer_ctas_than_items(calls, num_ctas):
 def test_ranks_that_visit_their_own_last_items_first_wait_for_each_other(op, num_ranks):
     calls = calls_of(op, num_ranks, num_last=num_ranks if op is AR else 1)
     rules = ALL_RULES & ~Rule.OWN_LAST_IN_ORDER
-    model.explore(Model(num_ranks, calls, coarse=True, num_ctas=1))
-    model.explore(Model(num_ranks, calls, rules, coarse=True))  # one CTA for each item
+    explore(Model(num_ranks, calls, coarse=True, num_ctas=1))
+    explore(Model(num_ranks, calls, rules, coarse=True))  # one CTA for each item
     with pytest.raises(ProtocolError, match="deadlock"):
-        model.explore(Model(num_ranks, calls, rules, coarse=True, num_ctas=1))
+        explore(Model(num_ranks, calls, rules, coarse=True, num_ctas=1))
 
 
 def test_items_are_dealt_in_every_way():
-    assert list(model.deals(3, 1)) == [(0, 0, 0)]
-    assert list(model.deals(3, 2)) == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
-    assert len(list(model.deals(4, 4))) == 15  # Bell's number
+    assert list(deals(3, 1)) == [(0, 0, 0)]
+    assert list(deals(3, 2)) == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
+    assert len(list(deals(4, 4))) == 15  # Bell's number
 
 
 # ---- Each rule is needed
@@ -178,7 +182,7 @@ def test_items_are_dealt_in_every_way():
 
 @functools.cache
 def assert_right(num_ranks, calls, coarse, num_ctas):
-    model.explore(Model(num_ranks, calls, ALL_RULES, coarse, num_ctas))
+    explore(Model(num_ranks, calls, ALL_RULES, coarse, num_ctas))
 
 
 def assert_mutant_is_caught(lacking, calls, reason, num_ranks, num_ctas=None):
@@ -186,7 +190,7 @@ def assert_mutant_is_caught(lacking, calls, reason, num_ranks, num_ctas=None):
     coarse = num_ranks > 2
     assert_right(num_ranks, tuple(calls), coarse, num_ctas)
     with pytest.raises(ProtocolError, match=reason):
-        model.explore(Model(num_ranks, calls, ALL_RULES & ~lacking, coarse, num_ctas))
+        explore(Model(num_ranks, calls, ALL_RULES & ~lacking, coarse, num_ctas))
 
 
 both_numbers_of_ranks = pytest.mark.parametrize("num_ranks", [2, 3])
@@ -274,26 +278,26 @@ def test_reducescatter_needs_a_tile_for_every_rank(num_ranks, num_last):
     """A rank without a tile hears of nobody and runs ahead of those that still read their slots."""
     calls = calls_of(RS, num_ranks, num_ranks - 1, num_ranks, num_last=num_last)
     with pytest.raises(ProtocolError, match="slot overwritten"):
-        model.explore(Model(num_ranks, calls, coarse=True))
+        explore(Model(num_ranks, calls, coarse=True))
 
 
 def test_a_store_to_a_rank_whose_kernel_does_not_run_is_an_error():
     """Which the mutants do not get to, since they take a stale address before."""
     protocol = Model(2, calls_of(AR, 1, 1))
-    waiting = model.before_epoch(protocol, 1, rank=1)
-    running = model.start_kernel(model.before_epoch(protocol, 1, rank=0))
-    ended = model.before_epoch(protocol, 2, rank=1)
-    step = model.Step(model.Kind.STORE, tile=0, peer=1)
-    assert model.store(protocol, (running, model.start_kernel(waiting)), 0, step)
-    for receiver in (waiting, ended, model.start_kernel(ended)):
+    waiting = actions.before_epoch(protocol, 1, rank=1)
+    running = actions.start_kernel(actions.before_epoch(protocol, 1, rank=0))
+    ended = actions.before_epoch(protocol, 2, rank=1)
+    step = Step(Kind.STORE, tile=0, peer=1)
+    assert actions.store(protocol, (running, actions.start_kernel(waiting)), 0, step)
+    for receiver in (waiting, ended, actions.start_kernel(ended)):
         with pytest.raises(ProtocolError, match="receiver not running"):
-            model.store(protocol, (running, receiver), 0, step)
+            actions.store(protocol, (running, receiver), 0, step)
 
 
 def test_an_error_tells_the_steps_that_lead_to_it():
     calls = calls_of(RS, 2, 2)
     with pytest.raises(ProtocolError) as error:
-        model.explore(Model(2, calls, ALL_RULES & ~Rule.TWO_PARITIES, coarse=True))
+        explore(Model(2, calls, ALL_RULES & ~Rule.TWO_PARITIES, coarse=True))
     first, *steps = str(error.value).split("\n  ")
     assert first.startswith("slot overwritten: rank ")
     assert steps[-1].startswith("rank ")
@@ -301,10 +305,9 @@ def test_an_error_tells_the_steps_that_lead_to_it():
 
 
 def test_a_wait_for_what_never_comes_is_a_deadlock(monkeypatch):
-    kind = model.Kind.PUBLISH_EPOCH
-    monkeypatch.setitem(model.ACTIONS, kind, lambda *_: False)
+    monkeypatch.setitem(actions.ACTIONS, Kind.PUBLISH_EPOCH, lambda *_: False)
     with pytest.raises(ProtocolError, match="deadlock"):
-        model.explore(Model(2, calls_of(AR, 1, 1, 1)))
+        explore(Model(2, calls_of(AR, 1, 1, 1)))
 
 
 # ---- The hand-overs within a CTA
