@@ -8,7 +8,8 @@
 // p only in an earlier item, and the first one that is waited for comes. ReduceScatter: a rank waits
 // only in its own last items, after all items of the others. Units are of items before any wait.
 //
-// Every wait of ours ends at the deadline (peer/signal.cuh). The waits inside CUTLASS's operand pipeline
+// Every wait of ours ends at the deadline, or at twice it where it is for warps of the same CTA
+// (peer/signal.cuh). The waits inside CUTLASS's operand pipeline
 // do not, but they are for warps of the same CTA, and whatever those wait for themselves is bounded.
 #pragma once
 

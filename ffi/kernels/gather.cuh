@@ -69,6 +69,7 @@ __device__ __forceinline__ void send_rows(const PeerWindow& window, SharedStorag
       ptx::bulk_wait_source_read();
     }
   }
+  // The last group is the own copy.
   if (leads) ptx::bulk_wait_complete_but_last();
   __syncwarp();
 }
