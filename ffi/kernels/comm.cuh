@@ -143,7 +143,7 @@ __device__ __forceinline__ void sum_unit_of(const FusedParams<Config>& params, u
     // The peers in turn, each rank starting behind itself and ending with itself: no two ranks store
     // to the same one first. ReduceScatter stores to itself only.
 #pragma unroll 1
-    for (int turn = params.op == Op::kAllReduce ? 1 : num_ranks; turn <= num_ranks; turn++) {
+    for (int turn = Config::kOp == Op::kAllReduce ? 1 : num_ranks; turn <= num_ranks; turn++) {
       int peer = window.rank + turn;
       if (peer >= num_ranks) peer -= num_ranks;
       const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
@@ -203,7 +203,7 @@ __device__ __forceinline__ void sum_own_item(const FusedParams<Config>& params,
                                              const TilePlace& place) {
   const int math_warp = anew(threadIdx.x - (kNumThreads - kNumMathThreads)) / 32;
   const void* peer_output =
-      wait_partials(params, place.slot, shared.epoch, params.op == Op::kAllReduce, false);
+      wait_partials(params, place.slot, shared.epoch, Config::kOp == Op::kAllReduce, false);
   const Span<Config> span(params, TraceKind::kReduce, place.slot, is_lane_0());
   const int num_units = place.narrow ? kRowsPerMathWarp / Config::Narrow::kUnitRows
                                      : kRowsPerMathWarp / Config::Wide::kUnitRows;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void reduce_role(const FusedParams<Config>& params,
     if (unit.slot >= params.slots.num_sent) break;
     const bool first = num_stored == 0;
     const void* output =
-        wait_partials(params, unit.slot, epoch, first && params.op == Op::kAllReduce, true);
+        wait_partials(params, unit.slot, epoch, first && Config::kOp == Op::kAllReduce, true);
     if (first) peer_output = output;
     const Span<Config> span(params, TraceKind::kReduce, unit.slot, lane == 0);
     const TilePlace place = place_of_slot(params, unit.slot);

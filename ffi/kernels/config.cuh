@@ -61,9 +61,10 @@ struct TileConfig {
 
 // kWTransposed: w is given as [n, k] and multiplied as its transpose.
 // kTraced: every warp records what it does when (kernels/trace.cuh).
-template <class Element_, bool kWTransposed_, bool kTraced_>
+template <class Element_, Op kOp_, bool kWTransposed_, bool kTraced_>
 struct KernelConfig {
   using Element = Element_;
+  static constexpr Op kOp = kOp_;
   static constexpr bool kWTransposed = kWTransposed_, kTraced = kTraced_;
   using Wide = TileConfig<Element, 256, /*kNumStages=*/3, kWTransposed>;
   using Narrow = TileConfig<Element, 128, /*kNumStages=*/5, kWTransposed>;
@@ -89,7 +90,6 @@ struct FusedParams {
   typename Config::Narrow::Mainloop::Params narrow_own;
   CUtensorMap output_map;
   PeerWindow window;
-  Op op;
   const void* x;        // AllGather: this rank's rows, to be sent
   void* shared_output;  // what peers store to: the output (AllReduce), the gathered x (AllGather)
   void* output;
@@ -134,13 +134,13 @@ template <class Config>
 __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int item_idx) {
   const int rank = params.window.rank;
   const TileOrder& order = params.order;
-  if (params.op == Op::kReduceScatter) {
+  if constexpr (Config::kOp == Op::kReduceScatter) {
     const OwnersItem turn = reducescatter_turn(item_idx, params.slots_per_source, order.num_ranks,
                                                order.num_others, rank, params.own_last);
     return owners_place(params, turn.owner, turn.item_idx);
   }
   const TileItem item = tile_item(item_idx, params.items);
-  if (params.op == Op::kAllGather) {
+  if constexpr (Config::kOp == Op::kAllGather) {
     return take_half(params, allgather_place(item.tile_idx, order, rank), item);
   }
   TilePlace place = allreduce_place(item.tile_idx, order);
@@ -153,7 +153,7 @@ __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params,
 template <class Config>
 __device__ __forceinline__ bool sums_itself(const FusedParams<Config>& params,
                                             const TilePlace& place) {
-  return params.op != Op::kAllGather && place.owner == params.window.rank &&
+  return Config::kOp != Op::kAllGather && place.owner == params.window.rank &&
          place.slot >= params.slots.num_sent;
 }
 
@@ -161,7 +161,7 @@ __device__ __forceinline__ bool sums_itself(const FusedParams<Config>& params,
 template <class Config>
 __device__ __forceinline__ TilePlace place_of_slot(const FusedParams<Config>& params, int slot) {
   const int rank = params.window.rank;
-  if (params.op == Op::kReduceScatter) return owners_place(params, rank, slot);
+  if constexpr (Config::kOp == Op::kReduceScatter) return owners_place(params, rank, slot);
   return place_of(params, owned_tile(slot, params.window.num_ranks, rank));
 }
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   ptx::mbarrier_init(&shared.staging_full, 1);
   for (int i = 0; i < kWorkRing; i++) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
-    ptx::mbarrier_init(&shared.work_empty[i], kNumMathWarps + 1);  // and the push warp
+    ptx::mbarrier_init(&shared.work_empty[i], (kNumMathWarps + 1) * 32);  // and the push warp
   }
   Config::Wide::Mainloop::prefetch_tma_descriptors(params.wide);
   Config::Narrow::Mainloop::prefetch_tma_descriptors(params.narrow);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
 template <class Config>
 __device__ __forceinline__ void communicate(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
-  if (params.op != Op::kAllGather) {
+  if constexpr (Config::kOp != Op::kAllGather) {
     reduce_role(params, shared);
   } else if (threadIdx.x / 32 == kFirstSpareWarp && shared.sends) {
     gather_role(params, shared);
@@ -97,8 +97,8 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   ControlBlock* control = window.control[window.rank];
   __syncthreads();
   if (threadIdx.x != 0) return;
-  const bool counts = params.op == Op::kAllReduce;
-  if (counts && shared.num_units_stored != 0) {
+  constexpr bool kCounts = Config::kOp == Op::kAllReduce;
+  if (kCounts && shared.num_units_stored != 0) {
     // Cumulative over the barrier above: the stores of all warps of this CTA come before the counts.
     ptx::fence_system();
     for (int peer = 0; peer < window.num_ranks; peer++) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_cta(const FusedParams<Config>& params,
   }
   // Released by every CTA that is done with the counters, acquired by the one that sets them back.
   if (ptx::add_acq_rel_gpu(&control->exited, 1) + 1 < gridDim.x) return;
-  if (counts) {
+  if (kCounts) {
     const uint64_t expected = control->arrived_base + params.num_units;
     const Span<Config> span(params, TraceKind::kFinish, -1, true);
     wait_arrived(window, expected);

@@ -54,18 +54,18 @@ __device__ __forceinline__ void load_operands(const FusedParams<Config>& params,
   const auto w_tiles = get<1>(mainloop.load_init(problem, ring.maps));
   const auto x = ring.maps.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
   // Tiles may start at any row: blocks of rows need not be multiples of tiles.
-  const bool gathers = params.op == Op::kAllGather;
-  const bool own = gathers && place.source == params.window.rank;
+  constexpr bool kGathers = Config::kOp == Op::kAllGather;
+  const bool own = kGathers && place.source == params.window.rank;
   const int first_row = own ? place.shard_row : place.x_row;
   const auto x_tiles =
       local_tile(domain_offset(make_coord(first_row, 0, 0), x), typename Tile::TileShape{},
                  make_coord(_, _, _), Step<_1, Underscore, _1>{});
   const auto k_shape = cute::shape<3>(x_tiles);
   // Rows of other ranks arrive in parts of k; everything else is there from the start.
-  const int k_tiles_of_part = gathers && !own ? kGatherColumns / kTileK : params.num_k_tiles;
+  const int k_tiles_of_part = kGathers && !own ? kGatherColumns / kTileK : params.num_k_tiles;
   for (int first = 0; first < params.num_k_tiles; first += k_tiles_of_part) {
     const int k_tiles = min(k_tiles_of_part, params.num_k_tiles - first);
-    if (gathers && !own) wait_rows(params, place, first / k_tiles_of_part, epoch);
+    if (kGathers && !own) wait_rows(params, place, first / k_tiles_of_part, epoch);
     mainloop.load(own ? ring.own_maps : ring.maps, ring.pipeline, ring.state,
                   make_tuple(x_tiles, w_tiles),
                   make_coord(0, place.first_column / Tile::kTileN, _, 0),
@@ -208,7 +208,7 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
     if (work.ends) break;
     wait_phase(window, &shared.buffer_full, item & 1);
     if (lane == 0) {
-      if (params.op == Op::kAllGather) {
+      if constexpr (Config::kOp == Op::kAllGather) {
         store_item(params, shared.store_buffer, &shared.buffer_empty, work.place);
       } else if (sums_itself(params, work.place)) {
         ptx::mbarrier_arrive(&shared.buffer_empty);  // the math warps are done with it
@@ -307,6 +307,7 @@ __device__ __forceinline__ void math_role(const FusedParams<Config>& params,
       ptx::fence_proxy_async_shared();
     }
     release_work(shared, item);
+    __syncwarp();
     if (is_lane_0()) ptx::mbarrier_arrive(&shared.buffer_full);
   }
 }

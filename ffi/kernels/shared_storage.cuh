@@ -56,7 +56,7 @@ __device__ __forceinline__ unsigned char* staging(SharedStorage<Config>& shared,
 
 // The `item`-th item of this CTA, until release_work. Every warp that calls this calls both for all items
 // in order; the ring has one stage per item and one phase per lap, so a phase cannot be taken for
-// another.
+// another. Every lane reads for itself, so every lane acquires and releases for itself.
 template <class Config>
 __device__ __forceinline__ const TileWork& wait_work(const PeerWindow& window,
                                                      SharedStorage<Config>& shared, int item) {
@@ -67,8 +67,7 @@ __device__ __forceinline__ const TileWork& wait_work(const PeerWindow& window,
 
 template <class Config>
 __device__ __forceinline__ void release_work(SharedStorage<Config>& shared, int item) {
-  __syncwarp();
-  if (is_lane_0()) ptx::mbarrier_arrive(&shared.work_empty[item % kWorkRing]);
+  ptx::mbarrier_arrive(&shared.work_empty[item % kWorkRing]);
 }
 
 template <class Config>

@@ -88,30 +88,29 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
                      const PeerWindow& window, int num_ctas, cudaStream_t stream) {
   using Wide = typename Config::Wide;
   using Narrow = typename Config::Narrow;
-  const bool gathers = call.op == Op::kAllGather;
+  constexpr bool kGathers = Config::kOp == Op::kAllGather;
   const int num_ranks = window.num_ranks, m = call.m, n = call.n;
   const ItemLayout layout = item_layout(call.op, blocks, n, schedule, num_ranks);
-  const void* x = gathers ? call.gathered : call.x;
+  const void* x = kGathers ? call.gathered : call.x;
   const int own_rows = m / num_ranks;
   const auto wide = operand_maps<typename Wide::Mainloop>(x, m, call);
   const auto narrow = operand_maps<typename Narrow::Mainloop>(x, m, call);
   const bool wide_tiles = schedule.tile_n == Wide::kTileN;
   const int units_of_tile = wide_tiles ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
   const int num_math_ctas = num_ctas - static_cast<int>(schedule.num_comm_ctas);
-  const bool scatters = call.op == Op::kReduceScatter;
+  constexpr bool kScatters = Config::kOp == Op::kReduceScatter;
   int last_wave = (layout.num_items - 1) % num_math_ctas + 1;
-  if (scatters) last_wave = std::min(last_wave, layout.slots_per_source);
+  if (kScatters) last_wave = std::min(last_wave, layout.slots_per_source);
   FusedParams<Config> params{
       .wide = wide,
       .narrow = narrow,
-      .wide_own = gathers ? operand_maps<typename Wide::Mainloop>(call.x, own_rows, call) : wide,
+      .wide_own = kGathers ? operand_maps<typename Wide::Mainloop>(call.x, own_rows, call) : wide,
       .narrow_own =
-          gathers ? operand_maps<typename Narrow::Mainloop>(call.x, own_rows, call) : narrow,
+          kGathers ? operand_maps<typename Narrow::Mainloop>(call.x, own_rows, call) : narrow,
       .output_map = {},
       .window = window,
-      .op = call.op,
       .x = call.x,
-      .shared_output = gathers ? call.gathered : call.output,
+      .shared_output = kGathers ? call.gathered : call.output,
       .output = call.output,
       .order = make_tile_order(blocks, layout.num_tiles_n, static_cast<int>(schedule.raster),
                                num_ranks, kTileM),
@@ -126,16 +125,16 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .num_units = (layout.items.num_whole + layout.items.num_split) * units_of_tile,
       .slots_per_source = layout.slots_per_source,
       .slot_bytes = wide_tiles ? Wide::kTileBytes : Narrow::kTileBytes,
-      .own_last = scatters ? last_wave : 0,
+      .own_last = kScatters ? last_wave : 0,
       .num_k_tiles = ceil_div(static_cast<int>(call.k), kTileK),
       .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
-      .num_senders = gathers ? std::max(1, num_ctas / kCtasPerSender) : 0,
+      .num_senders = kGathers ? std::max(1, num_ctas / kCtasPerSender) : 0,
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
       .num_turns = make_divisor(ceil_div(num_ctas, num_ranks)),
       .trace = call.trace,
   };
-  if (gathers) {
+  if (kGathers) {
     params.output_map =
         output_map<Config>(call.output, call.num_batches * num_ranks, blocks.block_rows, call.n);
   }
@@ -148,10 +147,17 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
              "launching the fused kernel");
 }
 
-template <class Element, bool kWTransposed, bool kTraced>
+template <class Element, Op kOp, bool kWTransposed, bool kTraced>
 constexpr Instance make_instance(Dtype dtype) {
-  using Config = KernelConfig<Element, kWTransposed, kTraced>;
-  return {dtype, kWTransposed, kTraced, load_instance<Config>, launch_instance<Config>};
+  using Config = KernelConfig<Element, kOp, kWTransposed, kTraced>;
+  return {kOp, dtype, kWTransposed, kTraced, load_instance<Config>, launch_instance<Config>};
+}
+
+template <class Element, bool kWTransposed, bool kTraced>
+constexpr Instances make_instances(Dtype dtype) {
+  return {make_instance<Element, Op::kAllReduce, kWTransposed, kTraced>(dtype),
+          make_instance<Element, Op::kReduceScatter, kWTransposed, kTraced>(dtype),
+          make_instance<Element, Op::kAllGather, kWTransposed, kTraced>(dtype)};
 }
 
 }  // namespace entwine

@@ -1,11 +1,14 @@
 // The table of kernel instances: what is compiled, and how to launch it.
 #pragma once
 
+#include <array>
+
 #include "launch/launch.h"
 
 namespace entwine {
 
 struct Instance {
+  Op op;
   Dtype dtype;
   bool w_transposed;
   bool traced;
@@ -16,7 +19,10 @@ struct Instance {
                  const PeerWindow& window, int num_ctas, cudaStream_t stream);
 };
 
-extern const Instance kBfloat16, kBfloat16Transposed, kFloat16, kFloat16Transposed;
-extern const Instance kTraced;  // bfloat16
+// One for each op.
+using Instances = std::array<Instance, 3>;
+
+extern const Instances kBfloat16, kBfloat16Transposed, kFloat16, kFloat16Transposed;
+extern const Instances kTraced;  // bfloat16
 
 }  // namespace entwine

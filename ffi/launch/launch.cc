@@ -9,17 +9,20 @@
 namespace entwine {
 namespace {
 
-const std::array<const Instance*, 5>& instances() {
-  static const std::array<const Instance*, 5> table{&kBfloat16, &kBfloat16Transposed, &kFloat16,
-                                                    &kFloat16Transposed, &kTraced};
+const std::array<const Instances*, 5>& all_instances() {
+  static const std::array<const Instances*, 5> table{&kBfloat16, &kBfloat16Transposed, &kFloat16,
+                                                     &kFloat16Transposed, &kTraced};
   return table;
 }
 
 const Instance& find_instance(const Call& call) {
-  for (const Instance* instance : instances()) {
-    if (instance->dtype == call.dtype && instance->w_transposed == call.w_transposed &&
-        instance->traced == (call.trace.events != nullptr)) {
-      return *instance;
+  for (const Instances* instances : all_instances()) {
+    for (const Instance& instance : *instances) {
+      if (instance.op == call.op && instance.dtype == call.dtype &&
+          instance.w_transposed == call.w_transposed &&
+          instance.traced == (call.trace.events != nullptr)) {
+        return instance;
+      }
     }
   }
   throw InvalidCall("trace: only bfloat16 calls with w as [k, n] can be traced");
@@ -123,7 +126,9 @@ void check_cuda(cudaError_t error, const std::string& what) {
 }
 
 void load_kernels() {
-  for (const Instance* instance : instances()) instance->load();
+  for (const Instances* instances : all_instances()) {
+    for (const Instance& instance : *instances) instance.load();
+  }
 }
 
 void launch_call(const Call& call, const Schedule& schedule, PeerWindow window, int num_ctas,

@@ -1,6 +1,6 @@
 #include "launch/instance.cuh"
 
 namespace entwine {
-extern const Instance kFloat16 =
-    make_instance<cutlass::half_t, /*kWTransposed=*/false, /*kTraced=*/false>(Dtype::kFloat16);
+extern const Instances kFloat16 =
+    make_instances<cutlass::half_t, /*kWTransposed=*/false, /*kTraced=*/false>(Dtype::kFloat16);
 }  // namespace entwine

@@ -1,6 +1,6 @@
 #include "launch/instance.cuh"
 
 namespace entwine {
-extern const Instance kFloat16Transposed =
-    make_instance<cutlass::half_t, /*kWTransposed=*/true, /*kTraced=*/false>(Dtype::kFloat16);
+extern const Instances kFloat16Transposed =
+    make_instances<cutlass::half_t, /*kWTransposed=*/true, /*kTraced=*/false>(Dtype::kFloat16);
 }  // namespace entwine
