@@ -27,11 +27,12 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     """Fails a test marked `gpu` (never skips it) where the fused kernel cannot run."""
-    if item.get_closest_marker("gpu") is None:
+    marker = item.get_closest_marker("gpu")
+    if marker is None:
         return
     from entwine_jax import runtime
 
-    reason = runtime.why_unavailable(num_ranks=2)
+    reason = runtime.why_unavailable(marker.kwargs.get("num_gpus", 2))
     if reason is not None:
         pytest.fail(f"GPU tests were asked for, but {reason}", pytrace=False)
 

@@ -1,4 +1,7 @@
-"""The kernel without XLA, for more ranks than GPUs and for few resident CTAs."""
+"""The kernel without XLA, for more ranks than GPUs and for few resident CTAs.
+
+All but the tests that say so run on one GPU too.
+"""
 
 import dataclasses
 
@@ -7,7 +10,8 @@ import pytest
 
 from entwine_jax import Schedule
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(num_gpus=1)
+two_gpus = pytest.mark.gpu(num_gpus=2)
 
 NUM_SMS = 132
 OPS = ["matmul_allreduce", "matmul_reducescatter", "allgather_matmul"]
@@ -67,7 +71,7 @@ SCHEDULES = [
 
 @every_op
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=two_gpus)])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_every_number_of_ranks(op, num_ranks, num_devices, schedule):
     run(op, 516, 1032, 264, num_ranks, num_devices, schedule, num_calls=12, seed=num_ranks)
@@ -97,6 +101,7 @@ def test_batches_of_row_blocks(op, rows):
         run(op, rows, 520, 4104, num_ranks, 2, Schedule(raster=2), num_batches=3, num_calls=6)
 
 
+@two_gpus
 @every_op
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("held_devices", [1, 2])
