@@ -68,6 +68,19 @@ def test_vmap_inside_shard_map(in_axes, kind, check_vma):
 
 
 @KIND
+@pytest.mark.parametrize("in_axes", [(0, None), (None, 1), (0, 0)])
+def test_vmap_over_nothing(in_axes, kind):
+    operands = [
+        v if axis is None else jnp.take(v, jnp.arange(0), axis)
+        for v, axis in zip(batched_operands(in_axes), in_axes, strict=True)
+    ]
+    ours, dense = (jax.vmap(f, in_axes) for f in (PRODUCTS[kind](make_mesh()), jnp.matmul))
+    np.testing.assert_array_equal(jax.jit(ours)(*operands), dense(*operands))
+    gradients = [jax.jit(jax.grad(loss_of(f), (0, 1)))(*operands) for f in (ours, dense)]
+    assert_trees_close(*gradients)
+
+
+@KIND
 @pytest.mark.parametrize("in_axes", [(0, None), (None, 0), (0, 0)])
 def test_gradients_of_vmap(in_axes, kind):
     ours, dense = (jax.vmap(f, in_axes) for f in (PRODUCTS[kind](make_mesh()), jnp.matmul))

@@ -20,7 +20,7 @@ def batch(
     **params: Any,
 ) -> tuple[Any, Any]:
     """The batching rule of a primitive over x and weights, which binds it anew with `bind`."""
-    del axis_data, tracks_varying  # bind finds it anew: batching can add varying axes
+    del tracks_varying  # bind finds it anew: batching can add varying axes
 
     def call(*operands: jax.Array, num_rows: int = 1) -> list[jax.Array]:
         # A batch of x is one more leading dimension of its rows.
@@ -29,7 +29,8 @@ def batch(
         return results if primitive.multiple_results else [results]
 
     x_is_batched, w_is_batched = dims[0] is not None, any(dim is not None for dim in dims[1:])
-    if x_is_batched and w_is_batched:
+    # A batch of nothing has no size by which folded results could be split again.
+    if (x_is_batched and w_is_batched) or axis_data.size == 0:
         results, result_dims = _loop(call, operands, dims)
     elif x_is_batched:
         results, result_dims = _fold_rows(call, operands, dims)
