@@ -170,9 +170,11 @@ def test_measured_profile_takes_the_place_of_the_built_in_one(places):
         ({"measured": {"matmul_tflops": "fast"}}, "must be of type float"),
         ({"measured": {"allreduce": 380.0}}, "allreduce must be an object"),
         ({"measured": {"allreduce": {"gb_s": 380.0}}}, "has no field 'base_us'"),
-        ({"measured": {"allreduce": {"gb_s": 380.0, "base_us": 0}}}, "within 10x of 25"),
+        ({"measured": {"allreduce": {"gb_s": 380.0, "base_us": 0}}}, "within 10x of 28"),
         ({"measured": []}, "measured must be of type dict"),
         ({"entwine_jax": "0.0.1"}, "but it is '0.0.1'"),
+        # There the rate of a collective was that of the number of ranks it was measured on.
+        ({"format_version": 1}, "format_version must be 2, but it is 1"),
     ],
 )
 def test_wrong_profiles_are_ignored(places, caplog, change, rule):

@@ -3,19 +3,22 @@
 import ast
 import dataclasses
 import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from measured_calls import MEASURED_CALLS, NARROW, WIDE
+from measured_calls import MEASURED_CALLS, NARROW, WIDE, suite_problem
 
 import entwine_jax.schedule
+from entwine_jax.bench.cases import CORE
 from entwine_jax.schedule import Problem, Schedule, decide
 from entwine_jax.schedule.candidates import candidates
 from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
 from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
 from entwine_jax.schedule.legality import fit
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 
 # (num_ranks, m, n, k), then measured us on H200s: matmul and psum, fused with 128x256 tiles,
@@ -158,8 +161,49 @@ def make_other(op, num_ranks, m, n, k, **kwargs):
 @pytest.mark.parametrize(("case", "measured_us"), MEASURED_LAX)
 def test_prediction_of_lax_is_near_the_measurement(case, measured_us):
     # Where 1.7 waves of tiles have two waves' time in the model, a library splits k.
-    allowed = 0.13 if case[:3] == ("allgather_matmul", 2, 512) else 0.1
+    allowed = 0.15 if case[:3] == ("allgather_matmul", 2, 512) else 0.1
     assert predict_lax(make_other(*case)).total_us == pytest.approx(measured_us, rel=allowed)
+
+
+# us by which the collective made the matmul's call longer, for the shapes of CORE: in the tables of
+# the README, and in an earlier run.
+COLLECTIVE_US = {
+    (ALLREDUCE, 2): ((374, 421, 279, 135, 164, 78, 55), (417, 385, None, 122, None, None, 41)),
+    (REDUCESCATTER, 2): ((300, 280, 151, 100, 127, 55, 41), (302, 246, None, 85, None, None, 31)),
+    (ALLGATHER, 2): ((248, 290, 171, 113, 126, 62, 46), (330, 223, None, 99, None, None, 45)),
+    (ALLREDUCE, 4): ((580, 599, 316, 177, 207, 102, 66), (483, 570, 275, 171, 153, 99, 62)),
+    (REDUCESCATTER, 4): ((292, 332, 196, 118, 114, 63, 43), (315, 311, 177, 101, 101, 62, 43)),
+    (ALLGATHER, 4): ((317, 344, 193, 128, 120, 73, 47), (312, 317, 189, 101, 116, 68, 57)),
+}
+
+
+@pytest.mark.parametrize(("op", "num_ranks"), COLLECTIVE_US)
+def test_collectives_are_neither_too_fast_nor_too_slow(op, num_ranks):
+    errors = [
+        math.log(predict_lax(suite_problem(op, shape, num_ranks)).collective_us / us)
+        for run in COLLECTIVE_US[op, num_ranks]
+        for shape, us in zip(CORE, run, strict=True)
+        if us is not None
+    ]
+    # Differences of two long calls: they scatter, but not to one side.
+    assert abs(math.fsum(errors)) / len(errors) < 0.03
+    assert math.sqrt(math.fsum(error**2 for error in errors) / len(errors)) < 0.16
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_fewer_ranks_take_longer_for_a_byte(op):
+    def us_per_mb(num_ranks):
+        # 840 is a multiple of every number from 2 to 8.
+        small, large = (make_other(op, num_ranks, m, 840, 840) for m in (840, 8400))
+        us = predict_lax(large).collective_us - predict_lax(small).collective_us
+        return us / (large.wire_bytes - small.wire_bytes) * 1e6
+
+    times = [us_per_mb(num_ranks) for num_ranks in range(2, 9)]
+    assert times == sorted(times, reverse=True)
+    # 1, 3 and 7 steps and 0.4 of one more; the AllReduce takes twice as many.
+    steps = 2 if op == ALLREDUCE else 1
+    assert times[0] / times[2] == pytest.approx((1 + 0.4 / steps) / (1 + 0.4 / (3 * steps)))
+    assert times[0] / times[6] == pytest.approx((1 + 0.4 / steps) / (1 + 0.4 / (7 * steps)))
 
 
 @pytest.mark.parametrize(("case", "lax_us"), MEASURED_LAX)

@@ -16,7 +16,8 @@ The fused kernel, for each launch:
     link      all bytes of the launch at the rate of stores over NVLink
     latency   flags and the last reduction, after the last byte
 
-Plain lax is launch + matmul + collective. Predictions for both use the same tile time, so an
+Plain lax is launch + matmul + collective, the latter around a ring of all ranks: with two of them
+NCCL moves a byte more slowly than with four. Predictions for both use the same tile time, so an
 error of the matmul rate moves both alike and the choice between them does not hang on it.
 """
 
@@ -30,7 +31,7 @@ from entwine_jax.schedule.layout import (
     launches,
     num_tiles,
 )
-from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
 from entwine_jax.schedule.schedule import Schedule
 
 # 128x128 tiles against 128x256 ones: each element of shared memory feeds fewer multiplications.
@@ -112,7 +113,8 @@ def predict_lax(problem: Problem) -> Prediction:
         ALLGATHER: hardware.allgather,
     }[problem.op]
     matmul_us = plain_matmul_us(problem)
-    collective_us = collective.time_us(problem.wire_bytes) if problem.num_ranks > 1 else 0.0
+    num_steps = ring_steps(problem.op, problem.num_ranks)
+    collective_us = collective.time_us(problem.wire_bytes, num_steps) if num_steps else 0.0
     return Prediction(
         schedule=Schedule(fused=False),
         total_us=hardware.launch_us + matmul_us + collective_us,

@@ -15,6 +15,11 @@ ALLREDUCE, REDUCESCATTER, ALLGATHER = OPS = (
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
+def ring_steps(op: str, num_ranks: int) -> int:
+    """Steps of an op's collective around a ring; in each, every rank sends 1/P of the array."""
+    return (num_ranks - 1) * (2 if op == ALLREDUCE else 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One op on one shape, y[m, n] = x[m, k] @ w[k, n] with global sizes; P is num_ranks.
@@ -117,8 +122,8 @@ class Problem:
         The result is reduced and spread (twice (P - 1) / P of it) or only reduced (once); the
         all-gather moves (P - 1) / P of the gathered x.
         """
-        share = (self.num_ranks - 1) / self.num_ranks
-        columns = {ALLREDUCE: 2 * self.n, REDUCESCATTER: self.n, ALLGATHER: self.k}[self.op]
+        share = ring_steps(self.op, self.num_ranks) / self.num_ranks
+        columns = self.k if self.op == ALLGATHER else self.n
         return share * self.m * columns * self.item_bytes
 
     def __str__(self) -> str:

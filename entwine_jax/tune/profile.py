@@ -4,7 +4,10 @@
     memory_gb_s      a matmul of 64 rows, which is bound by reading its weights
     link_gb_s        copies around a ring of all GPUs
     store_link_gb_s  the fused AllReduce where k is so short that the link bounds it
-    collectives      NCCL's, alone: base and rate from two sizes
+    collectives      NCCL's, alone: base and rate of the ring's steps, from two sizes
+
+The ranks are taken out of the collectives' times, so that a profile that was measured on some holds
+for others (`Collective`).
 
 flag_latency_us and launch_us cannot be told apart from outside a kernel; they stay as built in.
 """
@@ -13,8 +16,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
-from entwine_jax.schedule.hardware import Collective, Hardware
-from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
+from entwine_jax.schedule.hardware import Collective, Hardware, ring_bytes
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
 from entwine_jax.schedule.schedule import Schedule
 
 Profile = dict[str, float | Collective]
@@ -71,8 +74,12 @@ def measure_profile(
     ]
     keep("store_link_gb_s", line_through(*stores).gb_s)
     for name, op in COLLECTIVES.items():
+        num_steps = ring_steps(op, num_ranks)
         times = [
-            (wire_bytes(op, m, n, num_ranks), probes.collective_us(op, m, n))
+            (
+                ring_bytes(wire_bytes(op, m, n, num_ranks), num_steps),
+                probes.collective_us(op, m, n),
+            )
             for m, n in COLLECTIVE_SIZES
         ]
         keep(name, line_through(*times))
@@ -81,8 +88,7 @@ def measure_profile(
 
 def wire_bytes(op: str, m: int, n: int, num_ranks: int) -> float:
     """Bytes each way of an op's collective of bfloat16 [m, n] before or after it."""
-    share = (num_ranks - 1) / num_ranks
-    return share * 2 * m * n * (2 if op == ALLREDUCE else 1)
+    return ring_steps(op, num_ranks) / num_ranks * 2 * m * n
 
 
 def line_through(small: tuple[float, float], large: tuple[float, float]) -> Collective:
