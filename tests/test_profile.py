@@ -10,6 +10,7 @@ from entwine_jax.__main__ import main
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.cost_model import predict, predict_lax
 from entwine_jax.schedule.hardware import Collective
+from entwine_jax.schedule.legality import MAX_RANKS, MIN_RANKS
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER, ring_steps
 from entwine_jax.tune import gpu, probes, profile
 from entwine_jax.tune.gpu import GpuTimer
@@ -75,6 +76,11 @@ def test_full_waves_only():
     measure_profile(H200, 4, Probes())
     m, n = shapes[0]
     assert (m // 128) * (n // 256) % H200.num_sms == 0
+
+
+@pytest.mark.parametrize("num_ranks", range(MIN_RANKS, MAX_RANKS + 1))
+def test_collectives_can_be_timed_on_every_number_of_ranks(num_ranks):
+    assert all(m % num_ranks == 0 for m, _ in profile.COLLECTIVE_SIZES)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -25,8 +25,9 @@ Profile = dict[str, float | Collective]
 FULL_WAVES = 16
 TILE_M, TILE_N = 128, 256
 
-# (m, n) of results that a collective sums or gathers, 2 bytes an element: 16 and 256 MiB.
-COLLECTIVE_SIZES = ((1024, 8192), (16384, 8192))
+# (m, n) of results that a collective sums or gathers, 2 bytes an element: 14 and 275 MB. Every
+# number of ranks divides m.
+COLLECTIVE_SIZES = ((840, 8192), (16800, 8192))
 # As large as the slots hold, and half of it.
 STORED_SIZES = ((4096, 8192), (8192, 8192))
 COPIED_BYTES = 2**30
