@@ -162,6 +162,19 @@ def test_numpy_operands(kind):
 
 
 @KIND
+def test_parameters_of_flax_nnx_are_arrays(kind):
+    class Parameter:  # as nnx.Param has it
+        def __init__(self, value):
+            self.__jax_array__ = lambda: value
+
+    x, w = random_operands(m=4, k=16, n=8)
+    f = PRODUCTS[kind](
+        make_mesh(), op=lambda x, w, **options: OPS[kind](Parameter(x), Parameter(w), **options)
+    )
+    assert_product(jax.jit(f)(x, w), x, w)
+
+
+@KIND
 def test_schedule_does_not_change_the_result_off_the_gpu(kind):
     x, w = random_operands(m=8, k=16, n=4)
     schedule = entwine_jax.Schedule(tile_n=128, num_comm_ctas=4)
