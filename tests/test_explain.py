@@ -2,7 +2,7 @@
 
 import pytest
 
-from entwine_jax import Problem, Schedule, configuration, explain, select_schedule
+from entwine_jax import H100, Problem, Schedule, configuration, explain, select_schedule
 from entwine_jax.__main__ import main
 
 
@@ -14,6 +14,11 @@ def test_explains_a_fused_choice():
     for part in ("m=4096", "bound", str(select_schedule(problem)), "matmul", "drain", "next best"):
         assert part in text
     assert explanation.chosen.schedule not in [p.schedule for p in explanation.next_best]
+
+
+def test_explains_for_another_gpu_model():
+    problem = Problem(m=4096, n=8192, k=28672, num_ranks=4, hardware=H100)
+    assert "on 4 x H100" in str(explain(problem))
 
 
 def test_explains_a_fallback_with_what_fusing_would_cost():
