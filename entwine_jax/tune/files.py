@@ -47,7 +47,8 @@ class Files:
             RefusedError: the table has become something else.
         """
         # Read again, as another process may have added to it meanwhile.
-        self._table = _read(measured.read_table, self.table_path) | Table({record.key: record.entry})
+        others = _read(measured.read_table, self.table_path)
+        self._table = others | Table({record.key: record.entry})
         measured.write(self.table_path, format_table(self._table, __version__))
         self.records = [other for other in self.records if other.key != record.key] + [record]
         if self.times_path is not None:
