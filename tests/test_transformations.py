@@ -8,6 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sharded import (
     CHECK_VMA,
+    IN_LAX,
     KIND,
     OPS,
     PRODUCTS,
@@ -299,6 +300,24 @@ def test_partially_manual_mesh(axis_type, kind, check_vma):
         assert_product(jax.jit(f)(x, w), x, w)  # the gradient is that psum_scatter
     else:
         assert_product_and_gradients(f, x, w)
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "reducescatter", "column_parallel"])
+def test_x_whose_cotangent_stays_unreduced(kind):
+    """The ops are plain lax then, which knows that the sum over the ranks comes later."""
+
+    def value_and_gradient(op):
+        def local(x, w):
+            return op(lax.pcast(x, "tp", to="reduced"), w, "tp")
+
+        w_spec, y_spec = specs_of(kind)[1:]
+        f = jax.shard_map(local, mesh=make_mesh(), in_specs=(P(), w_spec), out_specs=y_spec)
+        return jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))
+
+    x, w = random_operands(m=8, k=16, n=12)
+    x = x if kind == "column_parallel" else x[:, :4]
+    ours, in_lax = (value_and_gradient(ops[kind])(x, w) for ops in (OPS, IN_LAX))
+    assert_trees_close(ours, in_lax)
 
 
 def test_vmap_axis_name_is_summed_like_psum():
