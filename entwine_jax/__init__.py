@@ -7,7 +7,7 @@ from entwine_jax.ops.column_parallel_matmul import column_parallel_matmul
 from entwine_jax.ops.matmul_allreduce import matmul_allreduce
 from entwine_jax.ops.matmul_reducescatter import matmul_reducescatter
 from entwine_jax.runtime import is_available, why_unavailable
-from entwine_jax.schedule import Hardware, Problem, Schedule
+from entwine_jax.schedule import H100, H200, Hardware, Problem, Schedule
 from entwine_jax.selection import explain, select_schedule
 from entwine_jax.version import __version__
 
@@ -15,6 +15,8 @@ from entwine_jax.version import __version__
 register_targets()
 
 __all__ = [
+    "H100",
+    "H200",
     "Hardware",
     "Problem",
     "Schedule",

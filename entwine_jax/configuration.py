@@ -59,6 +59,10 @@ def configure(**changes: Any) -> Configuration:
     (fused or lax, in graphs or not); call this first.
     """
     global _overridden
+    names = [field.name for field in dataclasses.fields(Configuration)]
+    for name, value in changes.items():
+        if name not in names:
+            raise TypeError(f"configure: {name}={value!r}: must be one of {', '.join(names)}.")
     _overridden = dataclasses.replace(current(), **changes)
     for told in _watchers:
         told(_overridden)

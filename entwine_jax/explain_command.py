@@ -5,8 +5,7 @@ import sys
 
 from entwine_jax.argument_types import output_file
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
-from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
-from entwine_jax.selection import explain
+from entwine_jax.selection import default_slot_bytes, explain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,9 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slot-mib",
         type=int,
-        default=DEFAULT_SLOT_BYTES // 2**20,
+        default=default_slot_bytes() // 2**20,
         metavar="MIB",
-        help="workspace of the device group on each GPU (default: %(default)s)",
+        help="workspace of the device group on each GPU (default: %(default)s, half of "
+        "ENTWINE_JAX_WORKSPACE_MIB)",
     )
     parser.add_argument(
         "--plot",

@@ -34,14 +34,19 @@ def check_call(op: str, x: Any, ws: Sequence[Any], axis_name: Any, schedule: Any
         TypeError: an operand is not a numeric array, or schedule not a Schedule.
         ValueError: shapes that do not multiply, no weights, or an axis name that is not bound here.
     """
-    # What JAX takes for an array, such as a parameter of Flax NNX.
-    x, *ws = (v.__jax_array__() if hasattr(v, "__jax_array__") else v for v in (x, *ws))
+    x, *ws = map(_as_array, (x, *ws))
     _check_operands(op, x, ws)
     dtype = jnp.result_type(x, *ws)
     axes, num_ranks = _check_axis_name(op, axis_name)
     _check_schedule(op, schedule)
     x, *ws = (lax.convert_element_type(v, dtype) for v in (x, *ws))
     return Call(x, tuple(ws), axes, num_ranks)
+
+
+def _as_array(operand: Any) -> Any:
+    """The array that an operand stands for, such as a parameter of Flax NNX; else the operand."""
+    convert = getattr(operand, "__jax_array__", None)
+    return operand if convert is None else convert()
 
 
 def _check_operands(op: str, x: Any, ws: Sequence[Any]) -> None:

@@ -151,6 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="training steps (default: 10)")
     num_steps = parser.parse_args().steps
+    if num_steps < 2:
+        parser.error(f"--steps {num_steps}: must be 2 or more, as the loss is to fall")
     config = LARGE if jax.default_backend() == "gpu" else SMALL
     mesh = jax.make_mesh((jax.device_count(),), ("tp",), axis_types=(AxisType.Auto,))
     print(f"{mesh.size} x {jax.devices()[0].device_kind}: {config}")

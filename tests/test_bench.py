@@ -19,7 +19,7 @@ from entwine_jax.bench.ops import AXIS, OPS, TimedOp
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import together_us
-from entwine_jax.trace.record import Measured
+from entwine_jax.trace.record import CannotTraceError, Measured
 
 SHAPES = "16,64,256;40,24,128"
 SMALL = Shape(8, 8, 32)
@@ -287,6 +287,24 @@ def test_where_the_time_goes_is_that_of_the_rank_that_began_last(monkeypatch):
     assert breakdown.trace_breakdown(problem, Schedule(fused=False)) is None
     half = dataclasses.replace(problem, dtype="float16")
     assert breakdown.trace_breakdown(half, Schedule()) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("more events"), ValueError("33 bytes")])
+def test_times_are_kept_where_the_trace_fails(error, monkeypatch, caplog):
+    def fail_with(error):
+        def record(*_):
+            raise error
+
+        monkeypatch.setattr(breakdown, "record", record)
+
+    problem = Problem(m=2048, n=2048, k=2048, num_ranks=2)
+    monkeypatch.setattr(breakdown.runtime, "why_unavailable", lambda _: None)
+    fail_with(error)
+    assert breakdown.trace_breakdown(problem, Schedule()) is None
+    assert f"{problem} was not traced: {error}" in caplog.text
+    fail_with(CannotTraceError("3 wrong elements"))
+    with pytest.raises(CannotTraceError, match="3 wrong elements"):
+        breakdown.trace_breakdown(problem, Schedule())
 
 
 def test_where_the_time_goes_is_printed():

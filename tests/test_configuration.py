@@ -72,3 +72,8 @@ def test_configure_rejects(monkeypatch, changes, error):
     with pytest.raises(error, match=next(iter(changes))):
         configuration.configure(**changes)
     assert configuration._overridden is None
+
+
+def test_configure_names_the_settings_that_there_are():
+    with pytest.raises(TypeError, match=r"^configure: workspace=64: must be one of .*, graphs"):
+        configuration.configure(workspace=64)

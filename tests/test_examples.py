@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 QUICK = "--xla_backend_optimization_level=0"
 
 
-def run_example(name, *arguments, xla_flags=None):
+def run_example(name, *arguments, xla_flags=None, status=0):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)  # the examples ask for their devices themselves
     if xla_flags is not None:
@@ -30,8 +30,8 @@ def run_example(name, *arguments, xla_flags=None):
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    assert result.returncode == status, result.stderr
+    return result.stdout + (result.stderr if status else "")
 
 
 def test_quick_start():
@@ -59,6 +59,11 @@ def test_flax_nnx_model():
         assert len(found) == 8
         assert found[-1] < found[0] / 1.5
         assert found == pytest.approx(losses["unsharded"], rel=1e-3)
+
+
+def test_too_few_steps_are_refused():
+    said = run_example("sharded_transformer_layer.py", "--steps", "1", status=2)
+    assert "--steps 1: must be 2 or more" in said
 
 
 def test_benchmark_vs_psum():

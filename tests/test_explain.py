@@ -2,7 +2,7 @@
 
 import pytest
 
-from entwine_jax import Problem, Schedule, explain, select_schedule
+from entwine_jax import H100, Problem, Schedule, configuration, explain, select_schedule
 from entwine_jax.__main__ import main
 
 
@@ -14,6 +14,11 @@ def test_explains_a_fused_choice():
     for part in ("m=4096", "bound", str(select_schedule(problem)), "matmul", "drain", "next best"):
         assert part in text
     assert explanation.chosen.schedule not in [p.schedule for p in explanation.next_best]
+
+
+def test_explains_for_another_gpu_model():
+    problem = Problem(m=4096, n=8192, k=28672, num_ranks=4, hardware=H100)
+    assert "on 4 x H100" in str(explain(problem))
 
 
 def test_explains_a_fallback_with_what_fusing_would_cost():
@@ -34,6 +39,32 @@ def test_explains_an_override():
     )
     assert explanation.decision.schedule.num_comm_ctas == 8
     assert "the schedule was given" in str(explanation)
+
+
+def test_the_workspace_is_the_configured_one(monkeypatch, capsys):
+    problem = Problem(m=8192, n=8192, k=8192, num_ranks=4)
+    monkeypatch.setattr(configuration, "_overridden", configuration.Configuration(workspace_mib=64))
+    split = select_schedule(problem, slot_bytes=32 * 2**20)
+    assert 0 < split.rows_per_launch < 8192
+    assert select_schedule(problem) == explain(problem).decision.schedule == split
+    assert main(["explain", "--m=8192", "--n=8192", "--k=8192", "--ranks=4"]) == 0
+    assert f"chosen    {split}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("function", [select_schedule, explain])
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"problem": 4096}, TypeError, r"problem must be an entwine_jax\.Problem, but it is 4096"),
+        ({"override": "x"}, TypeError, r"override must be an entwine_jax\.Schedule or None,.*x"),
+        ({"slot_bytes": 1.5}, TypeError, r"slot_bytes must be an int or None, but it is 1\.5"),
+        ({"slot_bytes": -5}, ValueError, "slot_bytes must be 0 or more, but it is -5"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(function, changes, error, message):
+    right = {"problem": Problem(m=4096, n=8192, k=28672, num_ranks=4)}
+    with pytest.raises(error, match=f"{function.__name__}: {message}"):
+        function(**right | changes)
 
 
 def test_says_that_there_is_no_table():

@@ -242,6 +242,14 @@ def test_explain_plots_the_timeline_and_the_costs(tmp_path, capsys):
     assert "nothing to draw: local n = 9" in capsys.readouterr().err
 
 
+def test_kinds_of_events_can_be_told_apart():
+    from entwine_jax.trace.figures import STYLES
+
+    # No op both reduces and sends rows.
+    colors = [color for kind, (color, _) in STYLES.items() if kind != Kind.SEND]
+    assert len(set(colors)) == len(colors)
+
+
 def test_costs_are_drawn_for_every_number_of_communication_ctas():
     from matplotlib.figure import Figure
 

@@ -248,6 +248,16 @@ def test_command_stops_at_failures(tune, timer, status, message, capsys):
     assert len(tune.table().entries) == (0 if timer.wrong else 2)
 
 
+def test_command_stops_where_another_process_has_spoilt_the_table(tune, tmp_path, capsys):
+    class Spoils(FakeTimer):
+        def verify(self, problem, schedule):
+            (tmp_path / "table.json").write_text("precious")
+
+    assert tune(timer=Spoils())[0] == 1
+    assert "table.json is not overwritten: is not JSON" in capsys.readouterr().err
+    assert (tmp_path / "table.json").read_text() == "precious"
+
+
 def test_command_ends_when_its_time_is_over(tune, monkeypatch, capsys):
     clock = iter(range(10_000))
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))

@@ -1,11 +1,14 @@
 """Where the time of a call goes: one call of the instrumented kernel."""
 
+import logging
 from typing import NamedTuple
 
 from entwine_jax import runtime
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.timeline import summarize
-from entwine_jax.trace.record import TRACED_DTYPE, record
+from entwine_jax.trace.record import TRACED_DTYPE, CannotTraceError, record
+
+_log = logging.getLogger("entwine_jax")
 
 
 class Breakdown(NamedTuple):
@@ -25,6 +28,8 @@ class Breakdown(NamedTuple):
 def trace_breakdown(problem: Problem, schedule: Schedule) -> Breakdown | None:
     """Traces one call; None where nothing can be traced: plain lax, another dtype, no GPUs.
 
+    None too where the trace failed, with a warning: what was timed before it is not thrown away.
+
     Raises:
         CannotTraceError: the kernel gave wrong results.
     """
@@ -32,5 +37,12 @@ def trace_breakdown(problem: Problem, schedule: Schedule) -> Breakdown | None:
         return None
     if runtime.why_unavailable(problem.num_ranks) is not None:
         return None
-    last = min(summarize(record(problem, schedule).events), key=lambda rank: rank.total_us)
+    try:
+        events = record(problem, schedule).events
+    except CannotTraceError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        _log.warning("%s was not traced: %s", problem, error)
+        return None
+    last = min(summarize(events), key=lambda rank: rank.total_us)
     return Breakdown(last.matmul_us, last.exposed_us, last.drain_us)

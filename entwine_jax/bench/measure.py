@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from entwine_jax import configuration, lowering, selection, workspace
+from entwine_jax import lowering, selection
 from entwine_jax.bench import programs, timing, verify
 from entwine_jax.bench.breakdown import trace_breakdown
 from entwine_jax.bench.cases import Shape
@@ -139,8 +139,7 @@ def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
     if reason is not None:
         return Schedule(fused=False), reason
     # The bench has one device group, the first of its process.
-    slot_bytes = workspace.share(0, configuration.current().workspace_bytes)
-    decision = selection.decide(problem, slot_bytes, override)
+    decision = selection.decide(problem, override=override)
     return decision.schedule, "" if decision.schedule.fused else decision.reason
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from entwine_jax.argument_types import output_file
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
 from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import summarize
 from entwine_jax.selection import as_measured, decide
@@ -66,7 +67,8 @@ def _schedule(problem: Problem, given: Schedule | None, only_simulated: bool) ->
     """The schedule that the op would run with; one that is only simulated runs as it is given."""
     if only_simulated and given is not None:
         return given
-    decision = decide(problem, override=given)
+    # In the slots that the driver has, however large the workspace of the ops is.
+    decision = decide(problem, DEFAULT_SLOT_BYTES, given)
     if decision.schedule.fused:
         return decision.schedule
     if given is None and decision.ranked:

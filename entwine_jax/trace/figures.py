@@ -31,7 +31,7 @@ STYLES: dict[Kind, tuple[str, tuple[float, float]]] = {
     Kind.MAINLOOP: ("#4c72b0", _MATH),
     Kind.EPILOGUE: ("#1f3a68", _MATH),
     Kind.WAIT_ROWS: ("#e8b4b4", _MATH),
-    Kind.PACE: ("#e5e5e5", _PUSH),
+    Kind.PACE: ("#f6ddcd", _PUSH),
     Kind.PUSH: ("#dd8452", _PUSH),
     Kind.WAIT: ("#e5e5e5", _COMM),
     Kind.REDUCE: ("#55a868", _COMM),

@@ -17,6 +17,7 @@ from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
 from entwine_jax.problem_arguments import SHAPES_HELP, add_op_argument
 from entwine_jax.schedule.candidates import tuning_candidates
+from entwine_jax.schedule.document import RefusedError
 from entwine_jax.schedule.legality import FUSED_DTYPES, MIN_RANKS
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
@@ -166,7 +167,7 @@ def _time_all(
         return 0, "out of time: ", num_measured
     except WrongResultError as error:
         return 1, f"WRONG RESULT: {error}: ", num_measured
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, RefusedError) as error:
         return 1, f"stopped by an error: {error}: ", num_measured
     return 0, "", num_measured
 

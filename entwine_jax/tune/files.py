@@ -1,5 +1,6 @@
 """The files that tuning writes: a table for the selector and, on request, all times."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,18 +26,13 @@ class Files:
         times_path: all times, or None to write none.
 
     Raises:
-        ValueError: a file is there, but holds something else.
+        RefusedError: a file is there, but holds something else.
     """
 
     def __init__(self, table_path: Path, times_path: Path | None) -> None:
         self.table_path, self.times_path = table_path, times_path
-        path = table_path
-        try:
-            self._table = measured.read_table(path)
-            path = times_path
-            self.records = [] if path is None else read_records(path)
-        except RefusedError as error:
-            raise ValueError(f"{path} is not overwritten: {error}") from None
+        self._table = _read(measured.read_table, table_path)
+        self.records = [] if times_path is None else _read(read_records, times_path)
 
     def hold(self, problem: Problem) -> bool:
         """Whether the problem is in all of them."""
@@ -45,11 +41,24 @@ class Files:
         return key in self._table.entries and (recorded or self.times_path is None)
 
     def add(self, record: Record) -> None:
-        """Writes what was measured on one problem."""
+        """Writes what was measured on one problem.
+
+        Raises:
+            RefusedError: the table has become something else.
+        """
         # Read again, as another process may have added to it meanwhile.
-        self._table = measured.read_table(self.table_path) | Table({record.key: record.entry})
+        others = _read(measured.read_table, self.table_path)
+        self._table = others | Table({record.key: record.entry})
         measured.write(self.table_path, format_table(self._table, __version__))
         self.records = [other for other in self.records if other.key != record.key] + [record]
         if self.times_path is not None:
             machine = asdict(describe_machine(record.key.num_ranks))
             write_records(self.times_path, self.records, machine)
+
+
+def _read[T](read: Callable[[Path], T], path: Path) -> T:
+    """What is in a file that is to be written."""
+    try:
+        return read(path)
+    except RefusedError as error:
+        raise RefusedError(f"{path} is not overwritten: {error}") from None
