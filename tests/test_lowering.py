@@ -27,9 +27,9 @@ from entwine_jax.schedule.legality import LackOfMemory
 pytestmark = pytest.mark.usefixtures("fused_lowering")
 
 AR, RS, AG = (
-    "entwine_jax.matmul_allreduce.v2",
-    "entwine_jax.matmul_reducescatter.v2",
-    "entwine_jax.allgather_matmul.v2",
+    "entwine_jax.matmul_allreduce.v3",
+    "entwine_jax.matmul_reducescatter.v3",
+    "entwine_jax.allgather_matmul.v3",
 )
 TARGETS = {"allreduce": AR, "reducescatter": RS, "allgather": AG}
 COLLECTIVES = {

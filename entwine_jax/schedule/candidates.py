@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from entwine_jax.schedule.layout import last_wave, launches, num_tiles
-from entwine_jax.schedule.legality import Rejection, fit
-from entwine_jax.schedule.problem import ALLREDUCE, Problem
+from entwine_jax.schedule.layout import ceil_div, last_wave, launches, num_tiles
+from entwine_jax.schedule.legality import MAX_SOURCES, Rejection, fit
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
 
 # tile_n. Equally cheap schedules are preferred in the order of these lists.
@@ -64,6 +64,28 @@ def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
         # What is finished last is sent twice; in the reduce-scatter it is not sent at all.
         yield replace(all_placements[0], narrow_tail=_last_tiles(problem, slot_bytes))
     yield from all_placements
+    if problem.op != ALLGATHER:
+        split = _split(problem)
+        if split.split_k > 1:
+            yield split
+
+
+def _split(problem: Problem) -> Schedule:
+    """The tiles and parts of k that keep the SMs best in use: the fewest columns an SM multiplies."""
+
+    def columns_of_an_sm(schedule: Schedule) -> float:
+        items = num_tiles(problem, schedule) * schedule.split_k
+        waves = ceil_div(items, problem.hardware.num_sms)
+        return waves * schedule.tile_n / schedule.split_k
+
+    return min(
+        (
+            Schedule(tile_n=tile_n, split_k=split_k)
+            for split_k in range(1, MAX_SOURCES // problem.num_ranks + 1)
+            for tile_n in TILE_WIDTHS
+        ),
+        key=columns_of_an_sm,
+    )
 
 
 def _last_tiles(problem: Problem, slot_bytes: int) -> int:

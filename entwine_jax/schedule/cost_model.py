@@ -55,6 +55,10 @@ FLAGS_IN_TAIL = {ALLREDUCE: 2, REDUCESCATTER: 1}
 # What one dedicated communication CTA forwards to its peers while the matmul runs, GB/s.
 COMM_CTA_GB_S = 17.0
 
+# What a matmul that is bound by reading its weights takes beside launch and bytes: its first loads.
+# Fitted with memory_gb_s.
+MEMORY_HEAD_US = 3.0
+
 BYTES_PER_US_AT_1_GB_S = 1e3
 
 
@@ -158,20 +162,20 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     tile_us = _op_tile_time_us(problem, schedule)
     waves = _waves(problem, schedule, num_gemm_ctas)
     matmul_us = max(waves * tile_us, memory_time_us(problem))
-    link_us = problem.wire_bytes / (
-        link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE)
-    )
-    last_bytes = _last_share(problem, schedule, num_gemm_ctas) * problem.wire_bytes
+    sent_bytes = problem.wire_bytes * _partials_factor(problem, schedule)
+    link_us = sent_bytes / (link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE))
+    last_bytes = _last_share(problem, schedule, num_gemm_ctas) * sent_bytes
     drain_us = last_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
     latency_us = FLAGS_IN_TAIL[problem.op] * hardware.flag_latency_us + TAIL_LOCAL_US
-    longest_us = max(matmul_us + left_over_us + drain_us, tile_us + link_us)
+    head_us = tile_us / schedule.split_k
+    longest_us = max(matmul_us + left_over_us + drain_us, head_us + link_us)
     return Prediction(
         schedule=schedule,
         total_us=hardware.launch_us + longest_us + latency_us,
         launch_us=hardware.launch_us,
         matmul_us=matmul_us,
-        head_us=tile_us,
+        head_us=head_us,
         link_us=link_us,
         left_over_us=left_over_us,
         drain_us=drain_us,
@@ -181,17 +185,24 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
 
 def _waves(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> float:
     """Waves, in times of a whole tile."""
-    tiles = num_tiles(problem, schedule)
+    tiles, parts = num_tiles(problem, schedule), schedule.split_k
     halved = min(schedule.narrow_tail, tiles)
-    whole_waves = ceil_div(tiles - halved, num_gemm_ctas)
-    return whole_waves + ceil_div(2 * halved, num_gemm_ctas) / 2 / NARROW_TILE_RATE
+    whole_waves = ceil_div((tiles - halved) * parts, num_gemm_ctas)
+    half_waves = ceil_div(2 * halved * parts, num_gemm_ctas)
+    return (whole_waves + half_waves / 2 / NARROW_TILE_RATE) / parts
+
+
+def _partials_factor(problem: Problem, schedule: Schedule) -> float:
+    """Bytes that are sent, over those of one partial a rank: of an AllReduce half are sums."""
+    return (schedule.split_k + 1) / 2 if problem.op == ALLREDUCE else float(schedule.split_k)
 
 
 def _last_share(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> float:
     """Share of the bytes sent that are those of the last wave."""
     tiles = num_tiles(problem, schedule)
     halved = min(schedule.narrow_tail, tiles)
-    items, sent_tiles = last_wave(2 * halved or tiles, num_gemm_ctas), float(tiles)
+    parts, sent_tiles = schedule.split_k, float(tiles)
+    items = last_wave((2 * halved or tiles) * parts, num_gemm_ctas) / parts
     if problem.op == REDUCESCATTER:
         # A rank does not send its own items, and they are its last.
         items -= min(items, last_items(problem, schedule))
@@ -245,7 +256,7 @@ def memory_time_us(problem: Problem) -> float:
     """Time to read x and w and to write y once, in us: the limit of problems with few rows."""
     m, n, k = problem.m, problem.n_local, problem.k_local
     num_bytes = (m * k + k * n + m * n) * problem.item_bytes
-    return num_bytes / (problem.hardware.memory_gb_s * BYTES_PER_US_AT_1_GB_S)
+    return MEMORY_HEAD_US + num_bytes / (problem.hardware.memory_gb_s * BYTES_PER_US_AT_1_GB_S)
 
 
 def _left_over_bytes(problem: Problem, schedule: Schedule, matmul_us: float) -> float:

@@ -17,6 +17,10 @@ FORMAT = "entwine_jax.hardware"
 # with the collectives of the H200; 0.26 to 0.68 in 95% of fits to resampled data.
 RING_ENDS = 0.4
 
+# Small arrays go by NCCL's protocols of low latency: so much for any array, and a lower rate. From 64
+# rows of 8192 on four GPUs (27, 19 and 18 us); the first number is assumed, and on the low side.
+SMALL_BASE_US, SMALL_GB_S = 9.0, 80.0
+
 # What is measured may differ from the built-in profile by this factor; more is a mistake.
 MAX_FACTOR = 10.0
 
@@ -24,12 +28,14 @@ MAX_FACTOR = 10.0
 class Collective(NamedTuple):
     """Cost of a collective of its own: base_us + bytes each way * (1 + RING_ENDS / steps) / gb_s.
 
+    Less where it is small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
+
     The steps are those of a ring of P ranks, so the fewer ranks, the slower a byte: P - 1, in the
     AllReduce 2 (P - 1). Whatever number of ranks gb_s and base_us come from, they hold for others.
 
     Attributes:
         gb_s: payload rate of the ring's steps, each way and GPU, GB/s.
-        base_us: what it costs however small the array is, us.
+        base_us: what it costs beside, us.
     """
 
     gb_s: float
@@ -37,7 +43,8 @@ class Collective(NamedTuple):
 
     def time_us(self, num_bytes: float, num_steps: int) -> float:
         """Time for so many bytes each way, in so many steps of the ring, in us."""
-        return self.base_us + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3)
+        small_us = SMALL_BASE_US + num_bytes / (SMALL_GB_S * 1e3)
+        return min(small_us, self.base_us + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3))
 
 
 def ring_bytes(num_bytes: float, num_steps: int) -> float:
@@ -84,12 +91,11 @@ class Hardware:
 
 
 # Fitted on four H200s with multicast off. matmul_tflops: 5.25 TFLOP/s an SM, the mean over the
-# seven shapes of the benchmark (5.1 to 5.4). memory_gb_s: 64 rows, 117 MB of weights.
+# seven shapes of the benchmark (5.1 to 5.4). memory_gb_s: 1 to 128 rows, 34 to 235 MB of weights, one GPU.
 #
 # Collectives: time of matmul and collective less that of the matmul alone, seven shapes of the
 # benchmark on two and on four GPUs, and four and seven of them in an earlier run; least squares of
-# log(predicted / measured). Other numbers of GPUs were not measured, and 64 rows, which are never
-# fused, were left out (there NCCL takes 5 to 18 us less). Mean error on two and on four: AllReduce
+# log(predicted / measured). Other numbers of GPUs were not measured; 64 rows were left out, see above. Mean error on two and on four: AllReduce
 # +3 and -2%, ReduceScatter -1 and +1%, AllGather 0 and 0%. Root mean square 14% on two, 7 to 9% on
 # four; 2 to 3% of the whole call, and the matmul alone varies by that much. Without a matmul before
 # them, two GPUs moved 297, 233 and 256 GB/s each way; these constants say 329, 257 and 268.
@@ -97,7 +103,7 @@ H200 = Hardware(
     name="H200",
     num_sms=132,
     matmul_tflops=693.0,
-    memory_gb_s=2600.0,
+    memory_gb_s=4300.0,
     link_gb_s=360.0,
     store_link_gb_s=344.0,
     flag_latency_us=1.34,
@@ -113,7 +119,7 @@ H100 = Hardware(
     name="H100",
     num_sms=132,
     matmul_tflops=693.0,
-    memory_gb_s=1800.0,
+    memory_gb_s=3000.0,
     link_gb_s=360.0,
     store_link_gb_s=344.0,
     flag_latency_us=1.34,

@@ -30,7 +30,7 @@ def last_wave(num_tiles: int, num_ctas: int) -> int:
 
 
 def num_items(problem: Problem, schedule: Schedule) -> int:
-    """What the CTAs of one rank compute: tiles, and halves of the last ones.
+    """What the CTAs of one rank compute, were k not split: tiles, and halves of the last ones.
 
     The reduce-scatter halves tiles of every owner alike.
     """
@@ -41,12 +41,14 @@ def num_items(problem: Problem, schedule: Schedule) -> int:
 
 
 def last_items(problem: Problem, schedule: Schedule) -> int:
-    """Items of the last wave of one launch: a rank sums its own ones of these where they are made.
+    """Items whose last part of k is in the last wave of one launch.
 
-    In the reduce-scatter the last items of a rank are its own, so they are no more than it owns.
+    A rank sums its own ones of these where they are made. In the reduce-scatter the last items of a
+    rank are its own, so they are no more than it owns.
     """
     items = num_items(problem, schedule)
-    last = last_wave(items, problem.hardware.num_sms - schedule.num_comm_ctas)
+    num_ctas = problem.hardware.num_sms - schedule.num_comm_ctas
+    last = ceil_div(last_wave(items * schedule.split_k, num_ctas), schedule.split_k)
     return min(last, items // problem.num_ranks) if problem.op == REDUCESCATTER else last
 
 
@@ -61,7 +63,8 @@ def needed_slot_bytes(problem: Problem, schedule: Schedule) -> int:
         return 0  # rows go straight to where they are gathered
     (_, largest), *_ = launches(problem, schedule)
     slots_per_source = ceil_div(num_items(largest, schedule), problem.num_ranks)
-    return NUM_PARITIES * slots_per_source * problem.num_ranks * _tile_bytes(problem, schedule)
+    num_sources = problem.num_ranks * schedule.split_k
+    return NUM_PARITIES * slots_per_source * num_sources * _tile_bytes(problem, schedule)
 
 
 def launches(problem: Problem, schedule: Schedule) -> list[tuple[int, Problem]]:
@@ -90,7 +93,8 @@ def rows_per_launch(problem: Problem, schedule: Schedule, slot_bytes: int) -> in
     """
     if problem.op == ALLGATHER:
         return 0
-    fitting_tiles = slot_bytes // (NUM_PARITIES * _tile_bytes(problem, schedule))
+    slots_per_tile = NUM_PARITIES * schedule.split_k
+    fitting_tiles = slot_bytes // (slots_per_tile * _tile_bytes(problem, schedule))
     if schedule.narrow_tail:
         # A half takes a whole slot. No more than all tiles are halved, and no more than one a rank
         # beyond those that are asked for.

@@ -14,6 +14,9 @@ from entwine_jax.schedule.schedule import Schedule
 FUSED_DTYPES = ("bfloat16", "float16")
 MIN_RANKS, MAX_RANKS = 2, 8
 
+# Partials that a sum can have: parts of k of all ranks.
+MAX_SOURCES = 8
+
 # Rows of 16-bit numbers must start at multiples of 16 bytes for the tensor memory accelerator.
 ALIGNMENT = 8
 
@@ -54,6 +57,8 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
     if schedule.num_comm_ctas >= problem.hardware.num_sms:
         return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
     if problem.op != ALLGATHER:
+        if problem.num_ranks * schedule.split_k > MAX_SOURCES:
+            return f"split_k = {schedule.split_k}: a sum has at most {MAX_SOURCES} partials"
         return None
     if schedule.num_spare_warps == 0:
         return "num_spare_warps = 0: the all-gather sends its rows with them"
@@ -61,6 +66,8 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
         return f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none"
     if schedule.narrow_tail:
         return f"narrow_tail = {schedule.narrow_tail}: the all-gather has tiles of one shape"
+    if schedule.split_k > 1:
+        return f"split_k = {schedule.split_k}: the all-gather sums nothing"
     if schedule.rows_per_launch:
         return f"rows_per_launch = {schedule.rows_per_launch}: the all-gather is one launch"
     return None

@@ -22,6 +22,9 @@ class Schedule:
             spread, 0 to 100.
         narrow_tail: so many of the last 128x256 tiles of a launch are computed in two halves of
             128 columns, 0 to 1024; 0 with tiles of 128 columns.
+        split_k: parts of k, each an item of its own, 1 to 8. A rank then pushes so many partials of
+            a tile, and is so many of the at most 8 sources that a sum has: split_k <= 8 / ranks.
+            More SMs read the weights where there are fewer tiles than SMs.
         rows_per_launch: rows of a rank's result that one launch computes, a multiple of tile_m, as
             batches count in whole tiles; 0 for all of them. Problems whose slots exceed the
             workspace are split so: between batches, or inside each where even one is too large.
@@ -38,6 +41,7 @@ class Schedule:
     raster: int = 16
     push_spread: int = 80
     narrow_tail: int = 0
+    split_k: int = 1
     rows_per_launch: int = 0
     fused: bool = True
 
@@ -60,6 +64,7 @@ class Schedule:
             self.narrow_tail == 0 or self.tile_n == 256,
             "must be 0 if tile_n = 128",
         )
+        self._require_range("split_k", 1, 8)
         self._require(
             "rows_per_launch",
             self.rows_per_launch >= 0 and self.rows_per_launch % self.tile_m == 0,
@@ -103,6 +108,8 @@ class Schedule:
         )
         if self.narrow_tail:
             text += f", last {self.narrow_tail} in halves"
+        if self.split_k > 1:
+            text += f", k in {self.split_k} parts"
         return f"{text}, {self.rows_per_launch} rows a launch" if self.rows_per_launch else text
 
 

@@ -1,7 +1,7 @@
 """Measures what the cost model has to know of the GPUs and their links: a hardware profile.
 
     matmul_tflops    a matmul of 16 full waves of 128x256 tiles, on all GPUs at once
-    memory_gb_s      a matmul of 64 rows, which is bound by reading its weights
+    memory_gb_s      matmuls of 64 rows, which are bound by reading their weights, of two sizes
     link_gb_s        copies around a ring of all GPUs
     store_link_gb_s  the fused AllReduce where k is so short that the link bounds it
     collectives      NCCL's, alone: base and rate of the ring's steps, from two sizes
@@ -31,6 +31,8 @@ COLLECTIVE_SIZES = ((840, 8192), (16800, 8192))
 # As large as the slots hold, and half of it.
 STORED_SIZES = ((4096, 8192), (8192, 8192))
 COPIED_BYTES = 2**30
+# (m, n, k) of matmuls that read 67 and 268 MB of weights.
+STREAMED_SIZES = ((64, 8192, 4096), (64, 8192, 16384))
 
 COLLECTIVES = {"allreduce": ALLREDUCE, "reducescatter": REDUCESCATTER, "allgather": ALLGATHER}
 
@@ -64,9 +66,10 @@ def measure_profile(
 
     m, n, k = TILE_M * hardware.num_sms, TILE_N * FULL_WAVES, 8192
     keep("matmul_tflops", 2e-6 * m * n * k / probes.matmul_us(m, n, k))
-    m, n, k = 64, 8192, 8192
-    num_bytes = 2 * (m * k + k * n + m * n)
-    keep("memory_gb_s", _gb_s(num_bytes, probes.matmul_us(m, n, k)))
+    reads = [
+        (2 * (m * k + k * n + m * n), probes.matmul_us(m, n, k)) for m, n, k in STREAMED_SIZES
+    ]
+    keep("memory_gb_s", line_through(*reads).gb_s)
     keep("link_gb_s", _gb_s(COPIED_BYTES, probes.copy_us(COPIED_BYTES)))
     stores = [
         (problem.wire_bytes, probes.fused_us(problem, Schedule()))

@@ -71,10 +71,25 @@ __global__ void check_partial(const Element* x, const Element* w, const Element*
   if (!(fabs(seen - sum) <= allowed)) atomicAdd(wrong, 1ull);
 }
 
-// The products of all ranks, or of one alone where nothing is summed.
+// x [rows, k] with zeros in all columns but those from `first` to before `last`.
+template <class Element>
+__global__ void take_columns(Element* taken, const Element* x, size_t size, int64_t k,
+                             int64_t first, int64_t last) {
+  for (size_t i = blockIdx.x * size_t{kThreads} + threadIdx.x; i < size;
+       i += size_t{kThreads} * gridDim.x) {
+    const int64_t column = i % k;
+    if (column >= first && column < last) {
+      taken[i] = x[i];
+    } else {
+      round_to(0.0f, &taken[i]);
+    }
+  }
+}
+
+// The products of all ranks by parts of k, or of one rank alone where nothing is summed.
 template <class Element>
 struct Partials {
-  const Element* product[kMaxRanks];
+  const Element* product[kMaxSources];
   int num_products;
 };
 

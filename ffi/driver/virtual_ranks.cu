@@ -20,7 +20,9 @@ constexpr int kNumSets = 3;
 // The operands and results of one problem on one rank. whole_x, gathered: AllGather only; whole_x is
 // what gathered has to become.
 struct Buffers {
-  std::unique_ptr<DeviceBuffer> x[kNumSets], w, product[kNumSets], output[kNumSets];
+  std::unique_ptr<DeviceBuffer> x[kNumSets], w, output[kNumSets];
+  std::vector<std::unique_ptr<DeviceBuffer>> product[kNumSets];  // by part of k
+  std::unique_ptr<DeviceBuffer> part_of_x;
   std::unique_ptr<DeviceBuffer> whole_x[kNumSets], gathered[kNumSets];
 };
 
@@ -145,10 +147,13 @@ class VirtualRanks {
     const size_t x_size = x_rows(problem) * problem.k, w_size = problem.k * problem.n;
     Buffers buffers;
     buffers.w = make(w_size);
+    buffers.part_of_x = make(x_size);
     fill_random<<<kBlocks, kThreads>>>(buffers.w->as<Element>(), w_size, seed, 0.25f);
     for (int set = 0; set < kNumSets; set++) {
       buffers.x[set] = make(x_size);
-      buffers.product[set] = make(problem.m * problem.n);
+      for (int part = 0; part < problem.schedule.split_k; part++) {
+        buffers.product[set].push_back(make(problem.m * problem.n));
+      }
       buffers.output[set] = make(output_rows(problem) * problem.n);
       if (gathers(problem)) {
         buffers.whole_x[set] = make(problem.m * problem.k);
@@ -219,7 +224,8 @@ class VirtualRanks {
     return std::max<int64_t>(tiles / tiles_of_a_row, 1) * tile_m;
   }
 
-  // Each rank's own product, by the same kernel in a group of one: exactly what it pushes.
+  // Each rank's own products, by the same kernel in a group of one: exactly what it pushes. Those of parts
+  // of k are products with an x that is zero outside of the part.
   void make_products() {
     constexpr int kNumSamples = 1024;
     const double unit_roundoff = std::is_same_v<Element, __half> ? 0x1p-11 : 0x1p-8;
@@ -230,22 +236,34 @@ class VirtualRanks {
         const auto [problem, problem_idx, set] = turn_of(i);
         const Buffers& buffers = rank.buffers[problem_idx];
         if (gathers(problem)) make_whole_x(problem, problem_idx, set, rank);
-        const DeviceBuffer& x = gathers(problem) ? *buffers.whole_x[set] : *buffers.x[set];
-        const DeviceBuffer& product = *buffers.product[set];
-        Schedule schedule = problem.schedule;
-        schedule.num_comm_ctas = 0;
-        schedule.narrow_tail = 0;
-        schedule.rows_per_launch = rows_that_fit(problem, rank.alone_window);
-        Call call = make_call(problem, buffers, set);
-        call.op = Op::kAllReduce;
-        call.num_batches = 1;
-        call.x = x.template as<void>();
-        call.output = product.template as<void>();
-        launch_call(call, schedule, rank.alone_window, request_.num_ctas, rank.stream);
-        check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
-            x.template as<Element>(), buffers.w->template as<Element>(),
-            product.template as<Element>(), problem.m, problem.n, problem.k, problem.w_transposed,
-            unit_roundoff, rank.wrong->template as<unsigned long long>());
+        const int num_parts = problem.schedule.split_k;
+        const int64_t k_of_part =
+            num_k_tiles(static_cast<int>(problem.k), num_parts) * int64_t{kTileK};
+        for (int part = 0; part < num_parts; part++) {
+          const DeviceBuffer* x = gathers(problem) ? &*buffers.whole_x[set] : &*buffers.x[set];
+          if (num_parts > 1) {
+            take_columns<<<kBlocks, kThreads, 0, rank.stream>>>(
+                buffers.part_of_x->template as<Element>(), x->template as<Element>(),
+                problem.m * problem.k, problem.k, part * k_of_part, (part + 1) * k_of_part);
+            x = &*buffers.part_of_x;
+          }
+          const DeviceBuffer& product = *buffers.product[set][part];
+          Schedule schedule = problem.schedule;
+          schedule.num_comm_ctas = 0;
+          schedule.narrow_tail = 0;
+          schedule.split_k = 1;
+          schedule.rows_per_launch = rows_that_fit(problem, rank.alone_window);
+          Call call = make_call(problem, buffers, set);
+          call.op = Op::kAllReduce;
+          call.num_batches = 1;
+          call.x = x->template as<void>();
+          call.output = product.template as<void>();
+          launch_call(call, schedule, rank.alone_window, request_.num_ctas, rank.stream);
+          check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
+              x->template as<Element>(), buffers.w->template as<Element>(),
+              product.template as<Element>(), problem.m, problem.n, problem.k, problem.w_transposed,
+              unit_roundoff, rank.wrong->template as<unsigned long long>());
+        }
       }
     }
     synchronize();
@@ -290,11 +308,12 @@ class VirtualRanks {
       Partials<Element> partials{};
       OutputRows rows{problem.m, problem.m, 0};
       if (gathers(problem)) {
-        partials.product[partials.num_products++] = buffers.product[set]->template as<Element>();
+        partials.product[partials.num_products++] = buffers.product[set][0]->template as<Element>();
       } else {
         for (const Rank& source : ranks_) {
-          partials.product[partials.num_products++] =
-              source.buffers[problem_idx].product[set]->template as<Element>();
+          for (const auto& product : source.buffers[problem_idx].product[set]) {
+            partials.product[partials.num_products++] = product->template as<Element>();
+          }
         }
       }
       if (problem.op == Op::kReduceScatter) {
@@ -422,8 +441,13 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
   }
   for (const VirtualProblem& problem : request.problems) {
     if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.num_batches < 1 ||
-        problem.schedule.tile_m < 1 || problem.schedule.tile_n < 1) {
-      throw InvalidCall("problems: m, n, k, num_batches, tile_m and tile_n must be positive");
+        problem.schedule.tile_m < 1 || problem.schedule.tile_n < 1 ||
+        problem.schedule.split_k < 1 ||
+        problem.schedule.split_k * request.num_ranks > kMaxSources) {
+      throw InvalidCall(
+          "problems: m, n, k, num_batches, tile_m, tile_n and split_k must be positive, and "
+          "split_k at "
+          "most 8 / num_ranks");
     }
   }
   if (request.problems.empty()) throw InvalidCall("problems: there must be at least one");

@@ -104,7 +104,8 @@ VirtualProblem problem_of(nb::dict problem) {
           field("num_batches"),
           field("w_transposed") != 0,
           {field("tile_m"), field("tile_n"), field("num_comm_ctas"), field("num_spare_warps"),
-           field("raster"), field("push_spread"), field("narrow_tail"), field("rows_per_launch")}};
+           field("raster"), field("push_spread"), field("narrow_tail"), field("split_k"),
+           field("rows_per_launch")}};
 }
 
 nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> devices,

@@ -27,12 +27,10 @@ Call decode_allgather(const Attributes& attributes, const xla::ffi::AnyBuffer& x
 
 }  // namespace entwine
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(entwine::Schedule,
-                                      ::xla::ffi::StructMember<int64_t>("tile_m"),
-                                      ::xla::ffi::StructMember<int64_t>("tile_n"),
-                                      ::xla::ffi::StructMember<int64_t>("num_comm_ctas"),
-                                      ::xla::ffi::StructMember<int64_t>("num_spare_warps"),
-                                      ::xla::ffi::StructMember<int64_t>("raster"),
-                                      ::xla::ffi::StructMember<int64_t>("push_spread"),
-                                      ::xla::ffi::StructMember<int64_t>("narrow_tail"),
-                                      ::xla::ffi::StructMember<int64_t>("rows_per_launch"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    entwine::Schedule, ::xla::ffi::StructMember<int64_t>("tile_m"),
+    ::xla::ffi::StructMember<int64_t>("tile_n"), ::xla::ffi::StructMember<int64_t>("num_comm_ctas"),
+    ::xla::ffi::StructMember<int64_t>("num_spare_warps"),
+    ::xla::ffi::StructMember<int64_t>("raster"), ::xla::ffi::StructMember<int64_t>("push_spread"),
+    ::xla::ffi::StructMember<int64_t>("narrow_tail"), ::xla::ffi::StructMember<int64_t>("split_k"),
+    ::xla::ffi::StructMember<int64_t>("rows_per_launch"));

@@ -90,16 +90,17 @@ __device__ __forceinline__ LaneChunks lane_chunks(bool narrow, int unit, int lan
 // One warp sums one unit of at most kSources partials. A store covers whole rows of the item (512 bytes at
 // 256 columns). As many loads as registers hold are under way at once, since L2 takes 2 us to answer beside
 // a mainloop; and what counts next is the number of instructions, since one warp issues them slowly. `own`:
-// this rank's partial in the store buffer, or null if it lies in a slot too. `peer_output` of lane p is the
+// the last of this rank's partials in the store buffer, or null if it lies in a slot too. `peer_output` of lane p is the
 // output of rank p.
 template <int kSources, class Config>
 __device__ __forceinline__ void sum_unit_of(const FusedParams<Config>& params, uint64_t epoch,
                                             const TilePlace& place, int unit,
                                             const unsigned char* own, const void* peer_output) {
   constexpr int kNumRows = 8, kNumLoads = 16, kRowsAtOnce = kNumLoads / kSources;
-  static_assert(kSources <= kMaxRanks && kNumRows % kRowsAtOnce == 0);
+  static_assert(kSources <= kMaxSources && kNumRows % kRowsAtOnce == 0);
   const PeerWindow& window = params.window;
-  const int num_ranks = anew(window.num_ranks);
+  const int num_ranks = anew(window.num_ranks), num_sources = anew(params.num_sources);
+  const int own_source = source_of(params, window.rank, params.split_k.value - 1);
   const auto [lane_row, panel, chunk] =
       lane_chunks<Config>(place.narrow, unit, anew(threadIdx.x % 32));
   const int in_item = chunk_offset(lane_row, panel * 8) + chunk * kChunkBytes;
@@ -117,12 +118,12 @@ __device__ __forceinline__ void sum_unit_of(const FusedParams<Config>& params, u
 #pragma unroll
     for (int s = 0; s < kSources; s++) {
       const unsigned char* from =
-          (own != nullptr && s == window.rank ? own : partials + s * source_stride) + in_item +
+          (own != nullptr && s == own_source ? own : partials + s * source_stride) + in_item +
           done * kPanelRowBytes;
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; i++) {
         partial[i][s] = make_uint4(0, 0, 0, 0);
-        if (s < num_ranks && done + i < num_rows) {
+        if (s < num_sources && done + i < num_rows) {
           partial[i][s] = load_chunk(from + i * kPanelRowBytes);
         }
       }
@@ -164,17 +165,17 @@ template <class Config>
 __device__ __forceinline__ void sum_unit(const FusedParams<Config>& params, uint64_t epoch,
                                          const TilePlace& place, int unit, const unsigned char* own,
                                          const void* peer_output) {
-  if (params.window.num_ranks <= 2) {
+  if (params.num_sources <= 2) {
     sum_unit_of<2>(params, epoch, place, unit, own, peer_output);
-  } else if (params.window.num_ranks <= 4) {
+  } else if (params.num_sources <= 4) {
     sum_unit_of<4>(params, epoch, place, unit, own, peer_output);
   } else {
-    sum_unit_of<kMaxRanks>(params, epoch, place, unit, own, peer_output);
+    sum_unit_of<kMaxSources>(params, epoch, place, unit, own, peer_output);
   }
 }
 
-// Lane p waits until rank p's partial of one of this rank's items has come, and with `outputs` for
-// rank p's start; returns the address of its output. The acquires are passed on to the other lanes' loads
+// A lane for each source waits until its partial of one of this rank's items has come, and with `outputs`
+// lane p for rank p's start; returns the address of its output. The acquires are passed on to the other lanes' loads
 // and stores by __syncwarp(). A peer's output address stays valid while this warp holds a unit: the
 // peer's kernel of this epoch ends only when the unit has arrived.
 template <class Config>
@@ -184,12 +185,11 @@ __device__ __forceinline__ const void* wait_partials(const FusedParams<Config>& 
   const int lane = anew(threadIdx.x % 32);
   const Span<Config> span(params, TraceKind::kWait, slot, lane == 0);
   const void* output = params.output;
-  if (lane < window.num_ranks) {
-    if (outputs) output = wait_peer_output(window, lane, epoch);
-    if (own_too || lane != window.rank) {
-      wait_epoch(window, window.control[window.rank]->tile_ready(slot, lane), epoch, kWaitTileReady,
-                 lane, slot);
-    }
+  if (outputs && lane < window.num_ranks) output = wait_peer_output(window, lane, epoch);
+  const int own_source = source_of(params, window.rank, params.split_k.value - 1);
+  if (lane < params.num_sources && (own_too || lane != own_source)) {
+    wait_epoch(window, window.control[window.rank]->tile_ready(slot, lane), epoch, kWaitTileReady,
+               lane / params.split_k, slot);
   }
   __syncwarp();
   return output;

@@ -17,7 +17,7 @@
 
 namespace entwine {
 
-constexpr int kTileM = 128, kTileK = 64;
+constexpr int kTileM = 128;
 constexpr int kNumThreads = 384, kNumMathThreads = 256, kNumMathWarps = kNumMathThreads / 32;
 constexpr int kRowsPerMathWarp = kTileM / kNumMathWarps;
 
@@ -82,12 +82,12 @@ struct OwnSlots {
 
 template <class Config>
 struct FusedParams {
+  // Of w.
   typename Config::Wide::Mainloop::Params wide;
   typename Config::Narrow::Mainloop::Params narrow;
-  // AllGather: the same with this rank's own x in the place of the gathered one, and where finished
-  // tiles are stored: [num_batches * num_ranks, block_rows, n].
-  typename Config::Wide::Mainloop::Params wide_own;
-  typename Config::Narrow::Mainloop::Params narrow_own;
+  // In boxes of as many rows as a tile has at most; AllGather: the gathered x, and this rank's own.
+  CUtensorMap x_map, own_x_map;
+  // AllGather: where finished tiles are stored: [num_batches * num_ranks, block_rows, n].
   CUtensorMap output_map;
   PeerWindow window;
   const void* x;        // AllGather: this rank's rows, to be sent
@@ -100,9 +100,12 @@ struct FusedParams {
   TileItems items;  // of all tiles (AllReduce, AllGather), of the tiles of an owner (ReduceScatter)
   OwnSlots slots;
   int num_items, num_units;  // on this rank; in the whole output (AllReduce)
+  Divisor split_k;           // every item in so many, one for each part of k
+  int num_sources;           // of partials: every part of k of every rank
   int slots_per_source, slot_bytes;
-  int own_last;  // ReduceScatter: so many of this rank's own items come last
-  int num_k_tiles;
+  int own_last;     // ReduceScatter: so many of this rank's own items come last
+  int x_box_bytes;  // of a k tile
+  int num_k_tiles;  // of an item
   int num_comm_ctas, num_senders;
   int num_spare_warps;
   int push_spread;
@@ -129,9 +132,9 @@ __device__ __forceinline__ TilePlace owners_place(const FusedParams<Config>& par
   return take_half(params, place, item);
 }
 
-// The item that comes at position `item_idx` on this rank.
+// The item that comes at position `item_idx` on this rank, were k not split.
 template <class Config>
-__device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int item_idx) {
+__device__ __forceinline__ TilePlace whole_place(const FusedParams<Config>& params, int item_idx) {
   const int rank = params.window.rank;
   const TileOrder& order = params.order;
   if constexpr (Config::kOp == Op::kReduceScatter) {
@@ -149,12 +152,28 @@ __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params,
   return take_half(params, place, item);
 }
 
-// Whether the CTA that makes an item also sums it.
+// The item that comes at position `item_idx` on this rank: the parts of k follow each other.
+template <class Config>
+__device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params, int item_idx) {
+  if constexpr (Config::kOp == Op::kAllGather) return whole_place(params, item_idx);
+  const int whole = item_idx / params.split_k;
+  TilePlace place = whole_place(params, whole);
+  place.k_part = item_idx - whole * params.split_k.value;
+  return place;
+}
+
+// The position of a rank's partial of one part of k among all partials of an item.
+template <class Config>
+__device__ __forceinline__ int source_of(const FusedParams<Config>& params, int rank, int k_part) {
+  return rank * params.split_k.value + k_part;
+}
+
+// Whether the CTA that makes an item also sums it: it makes the last of this rank's partials.
 template <class Config>
 __device__ __forceinline__ bool sums_itself(const FusedParams<Config>& params,
                                             const TilePlace& place) {
   return Config::kOp != Op::kAllGather && place.owner == params.window.rank &&
-         place.slot >= params.slots.num_sent;
+         place.slot >= params.slots.num_sent && place.k_part == params.split_k.value - 1;
 }
 
 // The item of this rank in one of its slots.
@@ -162,7 +181,7 @@ template <class Config>
 __device__ __forceinline__ TilePlace place_of_slot(const FusedParams<Config>& params, int slot) {
   const int rank = params.window.rank;
   if constexpr (Config::kOp == Op::kReduceScatter) return owners_place(params, rank, slot);
-  return place_of(params, owned_tile(slot, params.window.num_ranks, rank));
+  return whole_place(params, owned_tile(slot, params.window.num_ranks, rank));
 }
 
 }  // namespace entwine

@@ -40,8 +40,9 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
     ptx::mbarrier_init(&shared.work_full[i], 1);
     ptx::mbarrier_init(&shared.work_empty[i], (kNumMathWarps + 1) * 32);  // and the push warp
   }
-  Config::Wide::Mainloop::prefetch_tma_descriptors(params.wide);
-  Config::Narrow::Mainloop::prefetch_tma_descriptors(params.narrow);
+  cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.x_map));
+  cute::prefetch_tma_descriptor(params.wide.tma_load_b.get_tma_descriptor());
+  cute::prefetch_tma_descriptor(params.narrow.tma_load_b.get_tma_descriptor());
   cutlass::arch::fence_barrier_init();
   shared.num_units_stored = 0;
   shared.epoch = last_epoch + 1;
@@ -62,8 +63,7 @@ __device__ __forceinline__ void communicate(const FusedParams<Config>& params,
 
 template <class Tile>
 __device__ __forceinline__ typename Tile::Pipeline make_pipeline(
-    typename Tile::Mainloop::PipelineStorage& storage,
-    const typename Tile::Mainloop::Params& maps) {
+    typename Tile::Mainloop::PipelineStorage& storage, int x_box_bytes) {
   using Pipeline = typename Tile::Pipeline;
   typename Pipeline::Params params;
   params.role = cutlass::canonical_warp_group_idx() == 0 ? Pipeline::ThreadCategory::Producer
@@ -71,7 +71,7 @@ __device__ __forceinline__ typename Tile::Pipeline make_pipeline(
   params.is_leader = threadIdx.x % cutlass::NumThreadsPerWarpGroup == 0;
   params.num_consumers = kNumMathThreads;
   params.num_producers = 1;
-  params.transaction_bytes = maps.tma_transaction_bytes;
+  params.transaction_bytes = x_box_bytes + Tile::kTileN * kTileK * 2;
   return Pipeline(storage, params, typename Tile::ClusterShape{});
 }
 
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   const Span<Config> span(params, TraceKind::kCta, -1, threadIdx.x == 0);
 
   if (threadIdx.x == 0) start_cta(params, shared);
-  auto wide_pipeline = make_pipeline<Wide>(shared.wide_pipeline, params.wide);
-  auto narrow_pipeline = make_pipeline<Narrow>(shared.narrow_pipeline, params.narrow);
+  auto wide_pipeline = make_pipeline<Wide>(shared.wide_pipeline, params.x_box_bytes);
+  auto narrow_pipeline = make_pipeline<Narrow>(shared.narrow_pipeline, params.x_box_bytes);
   __syncthreads();
 
   // Item 0 is claimed once per launch; a warp that has nothing to do yet, a lane per peer.
@@ -144,10 +144,8 @@ __global__ void __launch_bounds__(kNumThreads, 1)
   } else if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Config::kAuxiliaryRegisters>();
     if (warp == 0) {
-      load_role(
-          params, shared,
-          OperandRing<Wide>{params.wide, params.wide_own, wide_pipeline, shared.wide},
-          OperandRing<Narrow>{params.narrow, params.narrow_own, narrow_pipeline, shared.narrow});
+      load_role(params, shared, OperandRing<Wide>{params.wide, wide_pipeline, shared.wide},
+                OperandRing<Narrow>{params.narrow, narrow_pipeline, shared.narrow});
     } else if (warp == 1) {
       push_role(params, shared);
     }

@@ -36,41 +36,53 @@ template <class Tile>
 struct OperandRing {
   using Mainloop = typename Tile::Mainloop;
   const typename Mainloop::Params& maps;
-  const typename Mainloop::Params& own_maps;  // AllGather: for this rank's own rows
   typename Tile::Pipeline& pipeline;
   typename Mainloop::TensorStorage& storage;
   typename Mainloop::PipelineState state =
       cutlass::make_producer_start_state<typename Tile::Pipeline>();
 };
 
-// Loads the operands of one item by TMA.
+// Loads the operands of one item by TMA. Of x as many rows as any tile has: the copy engine is slow to
+// fill rows that lie outside, and what the rest of a stage holds only ever meets rows that are
+// not stored.
 template <class Config, class Tile>
 __device__ __forceinline__ void load_operands(const FusedParams<Config>& params,
                                               OperandRing<Tile>& ring, const TilePlace& place,
                                               uint64_t epoch) {
   using namespace cute;
-  typename Tile::Mainloop mainloop;
-  const auto problem = make_shape(params.m, params.n, params.k, 1);
-  const auto w_tiles = get<1>(mainloop.load_init(problem, ring.maps));
-  const auto x = ring.maps.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
+  using Mainloop = typename Tile::Mainloop;
+  const auto w = ring.maps.tma_load_b.get_tma_tensor(make_shape(params.n, params.k, 1));
+  const auto w_tiles =
+      local_tile(w, typename Tile::TileShape{}, make_coord(_, place.first_column / Tile::kTileN, _),
+                 Step<Underscore, _1, _1>{});
+  const auto w_copy = ring.maps.tma_load_b.get_slice(0);
+  const auto from_w = w_copy.partition_S(w_tiles(_, _, _, 0));
+  const auto to_w = w_copy.partition_D(
+      make_tensor(make_smem_ptr(ring.storage.smem_B.data()), typename Mainloop::SmemLayoutB{}));
   // Tiles may start at any row: blocks of rows need not be multiples of tiles.
   constexpr bool kGathers = Config::kOp == Op::kAllGather;
   const bool own = kGathers && place.source == params.window.rank;
   const int first_row = own ? place.shard_row : place.x_row;
-  const auto x_tiles =
-      local_tile(domain_offset(make_coord(first_row, 0, 0), x), typename Tile::TileShape{},
-                 make_coord(_, _, _), Step<_1, Underscore, _1>{});
-  const auto k_shape = cute::shape<3>(x_tiles);
+  const int first_k_tile = place.k_part * params.num_k_tiles;
   // Rows of other ranks arrive in parts of k; everything else is there from the start.
-  const int k_tiles_of_part = kGathers && !own ? kGatherColumns / kTileK : params.num_k_tiles;
-  for (int first = 0; first < params.num_k_tiles; first += k_tiles_of_part) {
-    const int k_tiles = min(k_tiles_of_part, params.num_k_tiles - first);
-    if (kGathers && !own) wait_rows(params, place, first / k_tiles_of_part, epoch);
-    mainloop.load(own ? ring.own_maps : ring.maps, ring.pipeline, ring.state,
-                  make_tuple(x_tiles, w_tiles),
-                  make_coord(0, place.first_column / Tile::kTileN, _, 0),
-                  make_coord_iterator(idx2crd(first, k_shape), k_shape), k_tiles, threadIdx.x % 32,
-                  /*block_rank_in_cluster=*/0, ring.storage);
+  const int tiles_of_part = kGathers && !own ? kGatherColumns / kTileK : params.num_k_tiles;
+  for (int first = 0; first < params.num_k_tiles; first += tiles_of_part) {
+    const int k_tiles = min(tiles_of_part, params.num_k_tiles - first);
+    if (kGathers && !own) wait_rows(params, place, first / tiles_of_part, epoch);
+    // The compiler has to see that it is one thread, or it loops over the lanes for each copy.
+    if (elect_one_sync()) {
+      auto state = ring.state;
+#pragma unroll 1
+      for (int i = 0; i < k_tiles; i++, ++state) {
+        const int k_tile = first_k_tile + first + i, stage = state.index();
+        ring.pipeline.producer_acquire(state);
+        auto* full = ring.pipeline.producer_get_barrier(state);
+        ptx::tensor_load_2d(own ? &params.own_x_map : &params.x_map,
+                            ring.storage.smem_A.data() + stage * kTileM * kTileK, k_tile * kTileK,
+                            first_row, reinterpret_cast<uint64_t*>(full));
+        copy(ring.maps.tma_load_b.with(*full, 0), from_w(_, _, _, k_tile), to_w(_, _, _, stage));
+      }
+    }
     __syncwarp();
     ring.state.advance(k_tiles);
   }
@@ -132,16 +144,17 @@ __device__ __forceinline__ void load_role(const FusedParams<Config>& params,
 // links, and the mainloop's own loads would wait behind it; so each push waits for its turn within
 // the time that the next item takes, the same turn on every rank.
 template <class Config>
-__device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, int slot,
+__device__ __forceinline__ void wait_turn(const FusedParams<Config>& params, const TilePlace& place,
                                           bool next_narrow) {
   constexpr int kFlopsPerCycle = 4096;                                    // of one SM, dense 16-bit
   constexpr int kCyclesPerColumn = 2 * kTileM * kTileK / kFlopsPerCycle;  // of a k tile
-  const Span<Config> span(params, TraceKind::kPace, slot, true);
+  const Span<Config> span(params, TraceKind::kPace, place.slot, true);
   const int columns = next_narrow ? Config::Narrow::kTileN : Config::Wide::kTileN;
   const int64_t spread = static_cast<int64_t>(params.num_k_tiles) * columns * kCyclesPerColumn *
                          params.push_spread / 100;
   const Divisor& num_turns = params.num_turns;
-  const int64_t until = ptx::sm_cycles() + spread * (slot % num_turns) / num_turns.value;
+  const int turn = (place.slot * params.split_k.value + place.k_part) % num_turns;
+  const int64_t until = ptx::sm_cycles() + spread * turn / num_turns.value;
   while (ptx::sm_cycles() < until) __nanosleep(100);
 }
 
@@ -154,9 +167,10 @@ __device__ __forceinline__ void push_item(const FusedParams<Config>& params,
   constexpr uint32_t kPacedBytes = 4096;
   const PeerWindow& window = params.window;
   const Span<Config> span(params, TraceKind::kPush, place.slot, true);
+  const int source = source_of(params, window.rank, place.k_part);
   unsigned char* slot =
       window.slots[place.owner] + (epoch & 1) * window.parity_bytes +
-      (static_cast<size_t>(window.rank) * params.slots_per_source + place.slot) * params.slot_bytes;
+      (static_cast<size_t>(source) * params.slots_per_source + place.slot) * params.slot_bytes;
   const int columns = min(place.narrow ? Config::Narrow::kTileN : Config::Wide::kTileN,
                           params.n - place.first_column);
   const uint32_t panel_bytes = place.rows * kPanelRowBytes;
@@ -176,8 +190,7 @@ __device__ __forceinline__ void push_item(const FusedParams<Config>& params,
   // orders them before the epoch for whoever acquires it at system scope.
   ptx::bulk_wait_complete();
   ptx::fence_proxy_async_global();
-  ptx::store_release_system(window.control[place.owner]->tile_ready(place.slot, window.rank),
-                            epoch);
+  ptx::store_release_system(window.control[place.owner]->tile_ready(place.slot, source), epoch);
 }
 
 // AllGather: stores an item to the output, cut off at the end of its block of rows. One thread.
@@ -218,7 +231,7 @@ __device__ __forceinline__ void push_role(const FusedParams<Config>& params,
         wait_phase(window, &shared.work_full[(item + 1) % kWorkRing], (item + 1) / kWorkRing & 1);
         const bool last = next.ends;
         if (!last && work.place.owner != window.rank) {
-          wait_turn(params, work.place.slot, next.place.narrow);
+          wait_turn(params, work.place, next.place.narrow);
         }
         push_item(params, shared.store_buffer, &shared.buffer_empty, work.place, shared.epoch,
                   last);

@@ -45,6 +45,7 @@ struct TilePlace {
   int source = 0;        // AllGather: the rank whose rows these are
   int tile_row = 0;      // AllGather: position among the tile rows of a source
   int shard_row = 0;     // AllGather: first row in the source's x
+  int k_part = 0;        // AllReduce, ReduceScatter: which part of k
 };
 
 ENTWINE_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -144,6 +145,14 @@ ENTWINE_HOST_DEVICE int num_owned_tiles(int num_tiles, int num_ranks, int rank) 
 // Tile rows of all batches of one rank (AllReduce: of the whole output).
 ENTWINE_HOST_DEVICE int num_tile_rows(const RowBlocks& blocks, int tile_m) {
   return blocks.num_batches * ceil_div(blocks.rows, tile_m);
+}
+
+// k is read in tiles of so many columns, by an item in so many tiles if k is split into `split_k` parts. The
+// last part may have fewer, or none: what lies behind k is 0.
+constexpr int kTileK = 64;
+
+ENTWINE_HOST_DEVICE int num_k_tiles(int k, int split_k) {
+  return ceil_div(ceil_div(k, kTileK), split_k);
 }
 
 // The order of one launch.

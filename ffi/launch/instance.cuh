@@ -22,22 +22,24 @@ void load_instance() {
              "reserving shared memory for the fused kernel");
 }
 
-// The operands x [rows, k] and w as the mainloop takes them.
+// w as the mainloop takes it.
 template <class Mainloop>
-typename Mainloop::Params operand_maps(const void* x, int rows, const Call& call) {
+typename Mainloop::Params w_maps(const Call& call) {
   using Element = typename Mainloop::ElementA;
-  const int n = call.n, k = call.k;
+  const int m = call.m, n = call.n, k = call.k;
   const typename Mainloop::Arguments arguments{
-      static_cast<const Element*>(x),
-      cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {rows, k, 1}),
+      static_cast<const Element*>(call.x),
+      cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {m, k, 1}),
       static_cast<const Element*>(call.w),
       cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {n, k, 1})};
-  return Mainloop::to_underlying_arguments(cute::make_shape(rows, n, k, 1), arguments, nullptr);
+  return Mainloop::to_underlying_arguments(cute::make_shape(m, n, k, 1), arguments, nullptr);
 }
 
-// AllGather's output [blocks, block_rows, n] in boxes of one panel of a tile.
-template <class Config>
-CUtensorMap output_map(void* output, uint64_t num_blocks, uint64_t block_rows, uint64_t n) {
+// A row-major array of 16-bit elements, the fastest dimension first, in boxes of 128 bytes by `box_rows`
+// rows. The swizzle of 128 bytes is that of the operands in shared memory, and the XOR of chunk_offset.
+template <class Element, int kNumDimensions>
+CUtensorMap tensor_map(const void* array, const cuuint64_t (&sizes)[kNumDimensions],
+                       uint32_t box_rows) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result{};
@@ -46,28 +48,31 @@ CUtensorMap output_map(void* output, uint64_t num_blocks, uint64_t block_rows, u
                "looking for cuTensorMapEncodeTiled");
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   }();
-  constexpr uint64_t kElementBytes = sizeof(typename Config::Element);
-  const cuuint64_t sizes[] = {n, block_rows, num_blocks};
-  const cuuint64_t strides[] = {n * kElementBytes, block_rows * n * kElementBytes};
-  const cuuint32_t box[] = {kPanelColumns, kTileM, 1};
-  const cuuint32_t element_strides[] = {1, 1, 1};
-  constexpr auto kType = std::is_same_v<typename Config::Element, cutlass::half_t>
+  constexpr auto kType = std::is_same_v<Element, cutlass::half_t>
                              ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                              : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  cuuint64_t strides[kNumDimensions - 1], stride = sizeof(Element);
+  cuuint32_t box[kNumDimensions], element_strides[kNumDimensions];
+  for (int i = 0; i < kNumDimensions; i++) {
+    if (i > 0) strides[i - 1] = stride;
+    stride *= sizes[i];
+    box[i] = i == 0 ? kPanelColumns : i == 1 ? box_rows : 1;
+    element_strides[i] = 1;
+  }
   CUtensorMap map{};
-  // The swizzle of 128 bytes is the XOR of chunk_offset.
   const CUresult result =
-      encode(&map, kType, 3, output, sizes, strides, box, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, kType, kNumDimensions, const_cast<void*>(array), sizes, strides, box,
+             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw std::runtime_error("describing the output to the copy engine failed: driver error " +
+    throw std::runtime_error("describing an array to the copy engine failed: driver error " +
                              std::to_string(result));
   }
   return map;
 }
 
-// Of `last_wave` items, the last of the launch. (ReduceScatter: this rank's own ones, as far as there are.)
+// Of `last_wave` items (were k not split), the last of the launch. (ReduceScatter: this rank's own ones, as
+// far as there are.)
 inline OwnSlots own_slots(Op op, const ItemLayout& layout, int last_wave,
                           const PeerWindow& window) {
   if (op == Op::kReduceScatter) {
@@ -91,22 +96,25 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
   constexpr bool kGathers = Config::kOp == Op::kAllGather;
   const int num_ranks = window.num_ranks, m = call.m, n = call.n;
   const ItemLayout layout = item_layout(call.op, blocks, n, schedule, num_ranks);
-  const void* x = kGathers ? call.gathered : call.x;
-  const int own_rows = m / num_ranks;
-  const auto wide = operand_maps<typename Wide::Mainloop>(x, m, call);
-  const auto narrow = operand_maps<typename Narrow::Mainloop>(x, m, call);
+  const int k = call.k, split_k = schedule.split_k;
+  // The swizzle repeats every 8 rows.
+  const uint32_t box_rows = std::min(kTileM, ceil_div(blocks.rows, 8) * 8);
+  const auto x_map = [&](const void* x, int rows) {
+    return tensor_map<typename Config::Element, 2>(
+        x, {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)}, box_rows);
+  };
   const bool wide_tiles = schedule.tile_n == Wide::kTileN;
   const int units_of_tile = wide_tiles ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
   const int num_math_ctas = num_ctas - static_cast<int>(schedule.num_comm_ctas);
   constexpr bool kScatters = Config::kOp == Op::kReduceScatter;
-  int last_wave = (layout.num_items - 1) % num_math_ctas + 1;
+  // In the last wave are the last parts of so many items.
+  int last_wave = ceil_div((layout.num_items * split_k - 1) % num_math_ctas + 1, split_k);
   if (kScatters) last_wave = std::min(last_wave, layout.slots_per_source);
   FusedParams<Config> params{
-      .wide = wide,
-      .narrow = narrow,
-      .wide_own = kGathers ? operand_maps<typename Wide::Mainloop>(call.x, own_rows, call) : wide,
-      .narrow_own =
-          kGathers ? operand_maps<typename Narrow::Mainloop>(call.x, own_rows, call) : narrow,
+      .wide = w_maps<typename Wide::Mainloop>(call),
+      .narrow = w_maps<typename Narrow::Mainloop>(call),
+      .x_map = x_map(kGathers ? call.gathered : call.x, m),
+      .own_x_map = {},
       .output_map = {},
       .window = window,
       .x = call.x,
@@ -117,16 +125,19 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .block_rows = make_divisor(blocks.block_rows),
       .m = m,
       .n = n,
-      .k = static_cast<int>(call.k),
+      .k = k,
       .tile_n = static_cast<int>(schedule.tile_n),
       .items = layout.items,
       .slots = own_slots(call.op, layout, last_wave, window),
-      .num_items = layout.num_items,
+      .num_items = layout.num_items * split_k,
       .num_units = (layout.items.num_whole + layout.items.num_split) * units_of_tile,
+      .split_k = make_divisor(split_k),
+      .num_sources = num_ranks * split_k,
       .slots_per_source = layout.slots_per_source,
       .slot_bytes = wide_tiles ? Wide::kTileBytes : Narrow::kTileBytes,
       .own_last = kScatters ? last_wave : 0,
-      .num_k_tiles = ceil_div(static_cast<int>(call.k), kTileK),
+      .x_box_bytes = static_cast<int>(box_rows) * kTileK * 2,
+      .num_k_tiles = num_k_tiles(k, split_k),
       .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
       .num_senders = kGathers ? std::max(1, num_ctas / kCtasPerSender) : 0,
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
@@ -134,9 +145,13 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .num_turns = make_divisor(ceil_div(num_ctas, num_ranks)),
       .trace = call.trace,
   };
-  if (kGathers) {
-    params.output_map =
-        output_map<Config>(call.output, call.num_batches * num_ranks, blocks.block_rows, call.n);
+  if constexpr (kGathers) {
+    params.own_x_map = x_map(call.x, m / num_ranks);
+    params.output_map = tensor_map<typename Config::Element, 3>(
+        call.output,
+        {static_cast<cuuint64_t>(call.n), static_cast<cuuint64_t>(blocks.block_rows),
+         static_cast<cuuint64_t>(call.num_batches * num_ranks)},
+        kTileM);
   }
   cudaLaunchConfig_t config{};
   config.gridDim = num_ctas;

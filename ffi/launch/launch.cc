@@ -59,7 +59,7 @@ void check_sizes(const Call& call, const PeerWindow& window) {
   }
 }
 
-void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
+void check_schedule(const Call& call, const Schedule& schedule, int num_ranks, int num_ctas) {
   require(schedule.tile_m == 128, "schedule.tile_m", schedule.tile_m, "must be 128");
   require(schedule.tile_n == 128 || schedule.tile_n == 256, "schedule.tile_n", schedule.tile_n,
           "must be 128 or 256");
@@ -67,6 +67,10 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ctas) {
               (schedule.narrow_tail == 0 || (schedule.tile_n == 256 && call.op != Op::kAllGather)),
           "schedule.narrow_tail", schedule.narrow_tail,
           "must be in [0, 2^30), and 0 with tiles of 128 columns and for AllGather");
+  require(schedule.split_k >= 1 && schedule.split_k * num_ranks <= kMaxSources &&
+              (schedule.split_k == 1 || call.op != Op::kAllGather),
+          "schedule.split_k", schedule.split_k,
+          "must be in 1.." + std::to_string(kMaxSources / num_ranks) + ", and 1 for AllGather");
   require(schedule.raster >= 1 && schedule.raster < kMaxSize &&
               schedule.raster * ((call.n + schedule.tile_n - 1) / schedule.tile_n) < kMaxSize,
           "schedule.raster", schedule.raster, "a band must have 1 to 2^30 tiles");
@@ -95,7 +99,7 @@ void check_workspace(const Call& call, const Schedule& schedule, const PeerWindo
   const int64_t tiles = blocks.num_batches *
                         ((blocks.rows + schedule.tile_m - 1) / schedule.tile_m) *
                         ((call.n + schedule.tile_n - 1) / schedule.tile_n);
-  require(tiles < kMaxSize / kMaxRanks, "m", call.m,
+  require(tiles < kMaxSize / kMaxSources, "m", call.m,
           "a launch takes fewer than 2^27 tiles of a rank");
   if (call.op == Op::kAllGather) {
     const int64_t pieces = int64_t{num_tile_rows(blocks, static_cast<int>(schedule.tile_m))} *
@@ -109,8 +113,8 @@ void check_workspace(const Call& call, const Schedule& schedule, const PeerWindo
   const int64_t slots =
       item_layout(call.op, blocks, static_cast<int>(call.n), schedule, window.num_ranks)
           .slots_per_source;
-  require(slots <= window.max_slots &&
-              slots * window.num_ranks * tile_bytes <= static_cast<int64_t>(window.parity_bytes),
+  require(slots <= window.max_slots && slots * schedule.split_k * window.num_ranks * tile_bytes <=
+                                           static_cast<int64_t>(window.parity_bytes),
           "schedule.rows_per_launch", schedule.rows_per_launch,
           "the slots of one launch do not fit into the workspace of " +
               std::to_string(2 * window.parity_bytes) + " bytes");
@@ -137,7 +141,7 @@ void launch_call(const Call& call, const Schedule& schedule, PeerWindow window, 
   check_sizes(call, window);
   window.call = {call.op, call.dtype, static_cast<int>(call.m), static_cast<int>(call.n),
                  static_cast<int>(call.k)};
-  check_schedule(call, schedule, num_ctas);
+  check_schedule(call, schedule, window.num_ranks, num_ctas);
   const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
   const int64_t block_rows = call.m / (call.num_batches * blocks_of_a_batch);
   const int64_t batch_rows = (block_rows + schedule.tile_m - 1) / schedule.tile_m * schedule.tile_m;

@@ -22,6 +22,7 @@ struct Schedule {
   int64_t raster;
   int64_t push_spread;
   int64_t narrow_tail;
+  int64_t split_k;
   // Of one rank, with every batch rounded up to whole tiles: a launch takes whole batches, or rows of
   // one batch where a batch has more. 0: all rows in one launch.
   int64_t rows_per_launch;

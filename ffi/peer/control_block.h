@@ -21,6 +21,7 @@
 namespace entwine {
 
 constexpr int kMaxRanks = 8;
+constexpr int kMaxSources = 8;  // of the partials of an item: parts of k of all ranks
 
 struct alignas(16) ReadyWord {
   uint64_t output;  // address of the output that the peer's kernel of `epoch` may be sent
@@ -43,7 +44,7 @@ struct ControlBlock {
   // Behind the block in memory lie max_slots rows of flags, by slot and source: the epoch in which
   // that partial (or, with AllGather, that piece of rows) has arrived.
   ENTWINE_HOST_DEVICE uint64_t* tile_ready(int slot, int source) {
-    return reinterpret_cast<uint64_t*>(this + 1) + slot * kMaxRanks + source;
+    return reinterpret_cast<uint64_t*>(this + 1) + slot * kMaxSources + source;
   }
   ENTWINE_HOST_DEVICE uint64_t* rows_ready(int piece, int source) {
     return tile_ready(piece, source);
@@ -54,7 +55,7 @@ struct ControlBlock {
   }
 
   static size_t bytes_behind(int max_slots) {
-    return max_slots * (kMaxRanks * sizeof(uint64_t) + sizeof(uint32_t));
+    return max_slots * (kMaxSources * sizeof(uint64_t) + sizeof(uint32_t));
   }
 };
 

@@ -27,6 +27,17 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, uin
                : "memory");
 }
 
+// Loads a box of the tensor of `map` from (x, y) on; what lies outside is 0. The bytes of the whole box
+// arrive at `barrier`, which has to expect them.
+__device__ __forceinline__ void tensor_load_2d(const void* map, void* shared, int x, int y,
+                                               uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // Stores a box to the tensor of `map` at (x, y, z), fastest first; what lies outside is left out.
 __device__ __forceinline__ void tensor_store_3d(const void* map, const void* shared, int x, int y,
                                                 int z) {

@@ -199,7 +199,7 @@ class ComputeCta(Cta):
             assert self._tile is not None
             spread_us = self.rank.tiles[self._tile].spread_us
             num_turns = self.rank.world.rates.num_turns
-            turn_us = spread_us * (self.rank.tiles[finished.tile].slot % num_turns) / num_turns
+            turn_us = spread_us * (self.rank.tiles[finished.tile].turn % num_turns) / num_turns
         start = free_us + turn_us
         if turn_us:
             self.rank.record(Kind.PACE, free_us, start, finished.tile, self.index, PUSH_WARP)

@@ -153,9 +153,11 @@ def _timeline(records: list[float]) -> np.ndarray:
 def _add_reduction_ctas(world: World, problem: Problem, schedule: Schedule) -> None:
     reductions = []
     for rank in world.ranks:
+        # The last part of k of each.
         own = {tile.slot: idx for idx, tile in enumerate(rank.tiles) if tile.owner == rank.index}
         tile_of_slot = [own[slot] for slot in range(len(own))]
-        reductions.append(Reduction(rank, tile_of_slot, problem.op == ALLREDUCE))
+        num_sources = problem.num_ranks * schedule.split_k
+        reductions.append(Reduction(rank, tile_of_slot, num_sources, problem.op == ALLREDUCE))
 
     def publish(tile: Tile, ready_us: float) -> None:
         reductions[tile.owner].partial_ready(tile.slot, ready_us)

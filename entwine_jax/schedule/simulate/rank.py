@@ -25,7 +25,9 @@ class Tile:
         valid_bytes: what is forwarded of it.
         owner: the rank that reduces it; the rank itself for the all-gather.
         slot: position among the owner's tiles.
-        in_last_wave: its owner sums it where it was made, instead of dealing out its units.
+        in_last_wave: its owner sums it where it was made, instead of dealing out its units; true of
+            the last part of k only.
+        turn: of its paced push.
         source: AllGather: whose rows it multiplies.
         tile_row: AllGather: which of the source's rows of tiles these are.
     """
@@ -39,6 +41,7 @@ class Tile:
     owner: int
     slot: int
     in_last_wave: bool
+    turn: int = 0
     source: int = 0
     tile_row: int = 0
 

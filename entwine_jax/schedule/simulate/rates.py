@@ -88,14 +88,16 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
 
 
 def mainloop_us(problem: Problem, schedule: Schedule) -> float:
-    """Time of the mainloop of one tile."""
-    num_waves = ceil_div(num_tiles(problem, schedule), problem.hardware.num_sms)
-    tile_us = max(tile_time_us(problem, schedule), memory_time_us(problem) / num_waves)
-    return max(tile_us - EPILOGUE_US, 0.0)
+    """Time of the mainloop of one part of a tile."""
+    num_items = num_tiles(problem, schedule) * schedule.split_k
+    num_waves = ceil_div(num_items, problem.hardware.num_sms)
+    item_us = tile_time_us(problem, schedule) / schedule.split_k
+    return max(item_us, memory_time_us(problem) / num_waves) - EPILOGUE_US
 
 
 def spread_us(problem: Problem, schedule: Schedule) -> float:
     """What the pushes before a tile are spread over: a share of its time at the peak rate."""
     cycles_per_k_tile = 2 * schedule.tile_m * schedule.tile_n * TILE_K // FLOPS_PER_CYCLE
-    cycles = ceil_div(problem.k_local, TILE_K) * cycles_per_k_tile
+    num_k_tiles = ceil_div(ceil_div(problem.k_local, TILE_K), schedule.split_k)
+    cycles = num_k_tiles * cycles_per_k_tile
     return cycles * schedule.push_spread / 100 / (SM_CLOCK_GHZ * 1e3)

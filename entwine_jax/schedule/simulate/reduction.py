@@ -25,8 +25,9 @@ class Reduction:
     A tile of the last wave is not dealt out: the math warps that made it wait and sum it.
     """
 
-    def __init__(self, rank: Rank, tile_of_slot: list[int], forwards: bool):
+    def __init__(self, rank: Rank, tile_of_slot: list[int], num_sources: int, forwards: bool):
         self._rank = rank
+        self._num_sources = num_sources
         self._tile_of_slot = tile_of_slot
         self._num_dealt = sum(not rank.tiles[tile].in_last_wave for tile in tile_of_slot)
         self._next_slot = 0
@@ -82,10 +83,10 @@ class Reduction:
         return self._rank.tiles[tiles[slot]].num_units if slot < len(tiles) else 0
 
     def partial_ready(self, slot: int, ready_us: float) -> None:
-        """One rank's partial of a tile will be here at this time."""
+        """One partial of a tile will be here at this time."""
         self._num_partials[slot] += 1
         self._ready_us[slot] = max(self._ready_us[slot], ready_us)
-        if self._num_partials[slot] == len(self._rank.world.ranks):
+        if self._num_partials[slot] == self._num_sources:
             self._rank.world.events.at(self._ready_us[slot], self._tile_ready, slot)
 
     def _tile_ready(self, now: float, slot: int) -> None:
@@ -100,7 +101,7 @@ class Reduction:
 
     def _reduce(self, now: float, slot: int, group: list[Warps]) -> None:
         rank = self._rank
-        num_slots = len(rank.world.ranks) - (slot in self._after_sum)
+        num_slots = self._num_sources - (slot in self._after_sum)
         unit_us = rank.busy(SUM_US_PER_SLOT) * (num_slots + 1)
         stored_us = now + unit_us * group[0].units_each
         rank.world.events.at(stored_us, self._forward, now, slot, group)

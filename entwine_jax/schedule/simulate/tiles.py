@@ -23,7 +23,7 @@ from entwine_jax.schedule.tile_order import (
 
 
 def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
-    """The tiles and half tiles of one rank in the order in which it visits them."""
+    """The tiles and half tiles of one rank, by parts of k, in the order in which it visits them."""
     tile_m, tile_n, raster = schedule.tile_m, schedule.tile_n, schedule.raster
     num_ranks, num_batches, block_rows = problem.num_ranks, problem.num_batches, problem.block_rows
     num_tiles_n = ceil_div(problem.n_local, tile_n)
@@ -38,7 +38,9 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
     items = list(_items(problem, schedule, rank))
     num_earlier = len(items) - last_items(problem, schedule)
     tiles = []
-    for idx, (owner, slot, item) in enumerate(items):
+    for position in range(len(items) * schedule.split_k):
+        idx, k_part = divmod(position, schedule.split_k)
+        owner, slot, item = items[idx]
         source = tile_row = 0
         if problem.op == ALLREDUCE:
             tile_m_idx, column = tile_coordinates(item.tile_idx, num_tiles_m, num_tiles_n, raster)
@@ -75,7 +77,8 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
                 valid_bytes=columns * row_bytes,
                 owner=owner,
                 slot=slot,
-                in_last_wave=idx >= num_earlier and problem.op != ALLGATHER,
+                in_last_wave=idx >= num_earlier and k_part == schedule.split_k - 1,
+                turn=slot * schedule.split_k + k_part,
                 source=source,
                 tile_row=tile_row,
             )
