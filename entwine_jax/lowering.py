@@ -147,7 +147,7 @@ def _plan(
         return reason
     groups = replica_groups(mesh.shape, axis_name)
     limit = configuration.current().workspace_bytes
-    slot_bytes = workspace.slot_bytes((_device_ids(mesh), groups.tobytes(), num_ranks), limit)
+    slot_bytes = workspace.slot_bytes(_device_ids(mesh), (groups.tobytes(), num_ranks), limit)
     problem = Problem.of_shards(
         op,
         (m, k),

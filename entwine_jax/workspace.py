@@ -13,7 +13,7 @@ from collections.abc import Hashable
 MIB = 2**20
 
 _lock = threading.Lock()
-_shares: dict[Hashable, int] = {}
+_shares: dict[tuple[tuple[int, ...], Hashable], int] = {}
 
 
 def share(position: int, limit_bytes: int) -> int:
@@ -21,9 +21,20 @@ def share(position: int, limit_bytes: int) -> int:
     return (limit_bytes >> (position + 1)) // MIB * MIB
 
 
-def slot_bytes(group: Hashable, limit_bytes: int) -> int:
-    """Slot bytes of a device group; the first call for a group gives it its place. 0: none left."""
+def slot_bytes(devices: tuple[int, ...], groups: Hashable, limit_bytes: int) -> int:
+    """Slot bytes of a device group; the first call for a group gives it its place. 0: none left.
+
+    An abstract mesh does not know its `devices`: () stands for those that have, or will have, the
+    same `groups`. All calls of a group must have the same slots, or some would not fit.
+    """
     with _lock:
-        if group not in _shares:
-            _shares[group] = share(len(_shares), limit_bytes)
-        return _shares[group]
+        for known, other in _shares:
+            if other == groups and (known == devices or not known or not devices):
+                slots = _shares[known, groups]
+                break
+        else:
+            known, slots = (), share(len(_shares), limit_bytes)
+        if not known:
+            _shares.pop(((), groups), None)
+            _shares[devices, groups] = slots
+        return slots

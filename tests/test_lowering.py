@@ -315,6 +315,29 @@ def test_workspace_limit_splits_the_rows(monkeypatch):
     assert rows % 128 == 0
 
 
+def test_nested_shard_maps_and_abstract_meshes_share_a_workspace_with_others():
+    """Of the same ranks, hence the same communicator and slots."""
+    mesh = make_mesh((2, 2), ("dp", "tp"))
+    specs = {"in_specs": (P(None, "tp"), P("tp")), "out_specs": P()}
+
+    def local(x, w):
+        return entwine_jax.matmul_allreduce(x, w, "tp")
+
+    def outer(x, w):
+        return jax.shard_map(local, axis_names={"tp"}, **specs)(x, w)
+
+    programs = [
+        jax.shard_map(
+            outer, mesh=mesh, in_specs=(P("dp"), P()), out_specs=P("dp"), axis_names={"dp"}
+        ),
+        jax.shard_map(local, mesh=mesh, **specs),
+        jax.shard_map(local, mesh=mesh.abstract_mesh, **specs),
+    ]
+    texts = [stablehlo(f, (M, K), (K, N)) for f in programs]
+    assert [groups(text) for text in texts] == [[[0, 1], [2, 3]]] * 3
+    assert {attribute(text, "slot_bytes") for text in texts} == {str(256 * 2**20)}
+
+
 @SCATTER_AND_GATHER
 @pytest.mark.parametrize(("dimension", "num_batches"), [(0, 1), (1, 4), (2, 16)])
 def test_leading_dimensions_become_batches(kind, dimension, num_batches):

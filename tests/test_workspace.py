@@ -11,18 +11,30 @@ def no_groups(monkeypatch):
 
 
 def test_any_number_of_groups_stays_within_the_limit():
-    shares = [workspace.slot_bytes(group, LIMIT) for group in range(20)]
+    shares = [workspace.slot_bytes((0, 1), group, LIMIT) for group in range(20)]
     assert shares[:3] == [256 * workspace.MIB, 128 * workspace.MIB, 64 * workspace.MIB]
     assert sum(shares) <= LIMIT
     assert shares[-1] == 0
 
 
 def test_a_group_keeps_its_share():
-    first = workspace.slot_bytes("a", LIMIT)
-    workspace.slot_bytes("b", LIMIT)
-    assert workspace.slot_bytes("a", LIMIT) == first
+    first = workspace.slot_bytes((0, 1), "a", LIMIT)
+    workspace.slot_bytes((0, 1), "b", LIMIT)
+    workspace.slot_bytes((2, 3), "a", LIMIT)
+    assert workspace.slot_bytes((0, 1), "a", LIMIT) == first
     # Also when the limit is changed later: the memory is allocated by then.
-    assert workspace.slot_bytes("a", 4 * LIMIT) == first
+    assert workspace.slot_bytes((0, 1), "a", 4 * LIMIT) == first
+
+
+@pytest.mark.parametrize("abstract_first", [True, False])
+def test_abstract_meshes_have_the_share_of_their_devices(abstract_first):
+    """Both have one workspace: what is split for a larger one would not fit."""
+    meshes = [(), (0, 1)] if abstract_first else [(0, 1), ()]
+    shares = {workspace.slot_bytes(devices, "a", LIMIT) for devices in 2 * meshes}
+    assert shares == {256 * workspace.MIB}
+    assert workspace.slot_bytes((1, 0), "a", LIMIT) == 128 * workspace.MIB
+    assert workspace.slot_bytes((), "a", LIMIT) == 256 * workspace.MIB
+    assert workspace.slot_bytes((), "b", LIMIT) == 64 * workspace.MIB
 
 
 def test_shares_are_whole_mebibytes():
