@@ -4,6 +4,7 @@ import pytest
 
 from entwine_jax import H100, Problem, Schedule, configuration, explain, select_schedule
 from entwine_jax.__main__ import main
+from entwine_jax.schedule.problem import REDUCESCATTER
 
 
 def test_explains_a_fused_choice():
@@ -22,7 +23,7 @@ def test_explains_for_another_gpu_model():
 
 
 def test_explains_a_fallback_with_what_fusing_would_cost():
-    text = str(explain(Problem(m=64, n=8192, k=28672, num_ranks=4)))
+    text = str(explain(Problem(op=REDUCESCATTER, m=64, n=8192, k=28672, num_ranks=4)))
     assert "chosen    lax" in text
     assert "fewer than 256 rows" in text
     assert "next best" in text

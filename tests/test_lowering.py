@@ -204,6 +204,7 @@ def test_schedule_crosses_as_one_struct():
         "raster": 4,
         "push_spread": 50,
         "narrow_tail": 0,
+        "split_k": 1,
         "rows_per_launch": 0,
     }
 
@@ -222,7 +223,6 @@ def test_default_schedule_is_the_selectors_for_the_global_problem(kind):
         # Local sizes: the all-gather shards n, the others k.
         ({"n": 4 * 1020 + 4}, jnp.bfloat16, "must be a multiple of 8"),
         ({"k": 4 * 1021}, jnp.bfloat16, "must be a multiple of 8"),
-        ({"m": 64}, jnp.bfloat16, "fewer than 256 rows"),
         ({"m": 0}, jnp.bfloat16, "nothing to multiply"),
     ],
 )
@@ -234,6 +234,13 @@ def test_plain_lax_for(sizes, dtype, reason, kind, reasons):
         assert f"stablehlo.{COLLECTIVES[kind]}" in text
     (said,) = reasons()
     assert reason in said
+
+
+@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+def test_plain_lax_for_few_rows(kind, reasons):
+    assert "custom_call" not in stablehlo(PRODUCTS[kind](make_mesh()), (64, K), (K, N))
+    (said,) = reasons()
+    assert "m = 64: fewer than 256 rows" in said
 
 
 @KIND

@@ -41,6 +41,7 @@ def test_attributes_are_the_ints_of_the_struct():
         "raster": 16,
         "push_spread": 80,
         "narrow_tail": 0,
+        "split_k": 1,
         "rows_per_launch": 256,
     }
 

@@ -109,6 +109,34 @@ def test_conserves_tiles_and_bytes(op, schedule, num_ranks, num_sms):
         }
 
 
+@pytest.mark.parametrize(
+    ("op", "sent", "num_sms", "num_kept"),
+    [
+        (ALLREDUCE, (4 + 1) / 2, 132, 4),
+        (ALLREDUCE, (4 + 1) / 2, 3, 1),  # one item in the last wave, and it has one owner
+        (REDUCESCATTER, 4, 132, 4),
+        (REDUCESCATTER, 4, 3, 2),
+    ],
+)
+def test_every_part_of_k_is_pushed_and_summed(op, sent, num_sms, num_kept):
+    hardware = replace(H200, num_sms=num_sms)
+    problem = Problem(op=op, m=256, n=512, k=1024, num_ranks=2, hardware=hardware)
+    schedule = Schedule(split_k=4)
+    simulation = simulate(problem, schedule)
+    tiles = {(rank, tile): 4 for rank in range(2) for tile in range(num_items(problem, schedule))}
+    assert tiles_of(of_kind(simulation, Kind.MAINLOOP)) == tiles
+    pushes = tiles_of(of_kind(simulation, Kind.PUSH))
+    # The last part is summed where it was made, if that is in the last wave.
+    kept = {key for key in tiles if pushes[key] == 3}
+    assert all(tile % 2 == rank for rank, tile in kept)
+    assert len(kept) == num_kept
+    assert pushes == {key: 3 if key in kept else 4 for key in tiles}
+    assert simulation.link_bytes.sum() == pytest.approx(2 * problem.wire_bytes * sent)
+    assert set(tiles_of(of_kind(simulation, Kind.REDUCE))) == {
+        (tile % 2, tile) for _, tile in tiles
+    }
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_conserves_tiles_and_bytes_on_72_ranks(op):
     test_conserves_tiles_and_bytes(op, WIDE, 72, H200.num_sms)

@@ -64,14 +64,18 @@ def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
         # What is finished last is sent twice; in the reduce-scatter it is not sent at all.
         yield replace(all_placements[0], narrow_tail=_last_tiles(problem, slot_bytes))
     yield from all_placements
-    if problem.op != ALLGATHER:
-        split = _split(problem)
-        if split.split_k > 1:
-            yield split
+    if problem.op != ALLGATHER and (split := _split(problem)).split_k > 1:
+        yield split
 
 
 def _split(problem: Problem) -> Schedule:
-    """The tiles and parts of k that keep the SMs best in use: the fewest columns an SM multiplies."""
+    """The tiles and parts of k that use the SMs best: the fewest columns of a whole k for an SM.
+
+    Where there are tiles for all SMs, parts of k would but add to what is sent.
+    """
+    max_parts = max(MAX_SOURCES // problem.num_ranks, 1)
+    if num_tiles(problem, Schedule(tile_n=min(TILE_WIDTHS))) >= problem.hardware.num_sms:
+        max_parts = 1
 
     def columns_of_an_sm(schedule: Schedule) -> float:
         items = num_tiles(problem, schedule) * schedule.split_k
@@ -81,7 +85,7 @@ def _split(problem: Problem) -> Schedule:
     return min(
         (
             Schedule(tile_n=tile_n, split_k=split_k)
-            for split_k in range(1, MAX_SOURCES // problem.num_ranks + 1)
+            for split_k in range(1, max_parts + 1)
             for tile_n in TILE_WIDTHS
         ),
         key=columns_of_an_sm,

@@ -57,7 +57,7 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
     if schedule.num_comm_ctas >= problem.hardware.num_sms:
         return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
     if problem.op != ALLGATHER:
-        if problem.num_ranks * schedule.split_k > MAX_SOURCES:
+        if schedule.split_k > 1 and problem.num_ranks * schedule.split_k > MAX_SOURCES:
             return f"split_k = {schedule.split_k}: a sum has at most {MAX_SOURCES} partials"
         return None
     if schedule.num_spare_warps == 0:

@@ -83,6 +83,8 @@ def whole_numbers(m, k, n, seed=0):
         ("num_comm_ctas", 132),
         ("raster", 0),
         ("narrow_tail", -1),
+        ("split_k", 0),
+        ("split_k", 5),
         ("rows_per_launch", 100),
     ],
 )

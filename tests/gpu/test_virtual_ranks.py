@@ -51,8 +51,10 @@ def run(op, rows, n, k, num_ranks, num_devices, schedule, *, num_batches=1, **op
         # It sends with a spare warp of CTAs that compute, and its tiles have one shape.
         num_spare_warps = max(schedule.num_spare_warps, 1)
         schedule = dataclasses.replace(
-            schedule, num_comm_ctas=0, num_spare_warps=num_spare_warps, narrow_tail=0
+            schedule, num_comm_ctas=0, num_spare_warps=num_spare_warps, narrow_tail=0, split_k=1
         )
+    # A sum has 8 partials at most.
+    schedule = dataclasses.replace(schedule, split_k=min(schedule.split_k, 8 // num_ranks))
     w_transposed = options.pop("w_transposed", 0)
     one = problem(op, m, n, k, schedule, num_batches=num_batches, w_transposed=w_transposed)
     run_mixed([one], num_ranks, num_devices, **options)
@@ -66,6 +68,8 @@ SCHEDULES = [
     Schedule(tile_n=256, num_spare_warps=0, push_spread=0),
     Schedule(narrow_tail=3),
     Schedule(narrow_tail=1000, num_comm_ctas=1, raster=2),
+    Schedule(tile_n=128, split_k=4),
+    Schedule(narrow_tail=3, split_k=3, num_comm_ctas=1, num_spare_warps=0),
 ]
 
 
@@ -138,6 +142,17 @@ def test_short_operand_rings(op, k):
             run(op, 516, 1032, k, 8, 1, Schedule(**fields), num_calls=30)
 
 
+@pytest.mark.parametrize("op", OPS[:2])
+@pytest.mark.parametrize("rows", [1, 8, 60, 128])
+@pytest.mark.parametrize("split_k", [1, 2, 3, 4])
+def test_parts_of_k(op, rows, split_k):
+    """Few rows, in boxes as high; parts of unequal length, and such that lie behind k."""
+    for k in (8, 64, 136, 1544, 4096):
+        for tile_n in (128, 256):
+            schedule = Schedule(tile_n=tile_n, split_k=split_k)
+            run(op, rows, 1032, k, 2, 2, schedule, num_calls=6, w_transposed=k % 3 == 0)
+
+
 def test_split_launches():
     run("matmul_allreduce", 2050, 2056, 264, 2, 2, Schedule(rows_per_launch=512), num_calls=9)
     # Rows of one batch, and two batches and the rest of five.
@@ -164,5 +179,7 @@ def test_mixed_problems_in_one_workspace(num_ranks):
         problem(scatter, 6 * 65 * p, 264, 72, Schedule(tile_n=128), num_batches=6),
         problem(gather, 2 * 7 * p, 1000, 1000, Schedule(tile_n=256), num_batches=2),
         problem(reduce, 1024, 1024, 64, Schedule(tile_n=256, rows_per_launch=256)),
+        problem(reduce, 40, 1032, 1544, Schedule(tile_n=128, split_k=8 // p)),
+        problem(scatter, 30 * p, 520, 1544, Schedule(split_k=max(8 // p - 1, 1))),
     ]
     run_mixed(problems, num_ranks, 2, num_calls=300)

@@ -41,6 +41,7 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
     for position in range(len(items) * schedule.split_k):
         idx, k_part = divmod(position, schedule.split_k)
         owner, slot, item = items[idx]
+        is_last_part = k_part == schedule.split_k - 1 and problem.op != ALLGATHER
         source = tile_row = 0
         if problem.op == ALLREDUCE:
             tile_m_idx, column = tile_coordinates(item.tile_idx, num_tiles_m, num_tiles_n, raster)
@@ -77,7 +78,7 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
                 valid_bytes=columns * row_bytes,
                 owner=owner,
                 slot=slot,
-                in_last_wave=idx >= num_earlier and k_part == schedule.split_k - 1,
+                in_last_wave=is_last_part and idx >= num_earlier,
                 turn=slot * schedule.split_k + k_part,
                 source=source,
                 tile_row=tile_row,
