@@ -66,9 +66,7 @@ def measure_profile(
 
     m, n, k = TILE_M * hardware.num_sms, TILE_N * FULL_WAVES, 8192
     keep("matmul_tflops", 2e-6 * m * n * k / probes.matmul_us(m, n, k))
-    reads = [
-        (2 * (m * k + k * n + m * n), probes.matmul_us(m, n, k)) for m, n, k in STREAMED_SIZES
-    ]
+    reads = [(2 * (m * k + k * n + m * n), probes.matmul_us(m, n, k)) for m, n, k in STREAMED_SIZES]
     keep("memory_gb_s", line_through(*reads).gb_s)
     keep("link_gb_s", _gb_s(COPIED_BYTES, probes.copy_us(COPIED_BYTES)))
     stores = [
