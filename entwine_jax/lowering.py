@@ -81,8 +81,7 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):
         _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, call)
-        if isinstance(call, LackOfMemory):
-            _warn_of_workspace(call)
+        _warn(op, params["schedule"], call)
         return lax_rule(ctx, x, w, *other_ws, **params)
     _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
     # Results are one product for each weight and, of the all-gather, the gathered x.
@@ -105,15 +104,23 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     return [y, *_multiply_others(ctx, rest[0], other_ws, params["w_transposed"]), *rest]
 
 
-def _warn_of_workspace(reason: LackOfMemory) -> None:
-    """Once: memory can be had, unlike another GPU, and any op may be slow for the lack of it."""
-    global _warned_of_workspace
-    if not _warned_of_workspace:
-        _log.warning("calls run as plain lax for lack of memory: %s", reason)
-    _warned_of_workspace = True
+def _warn(op: str, schedule: Schedule | None, why_lax: str) -> None:
+    """Warns of what the user can change, unlike the GPUs: a schedule that was given, and memory."""
+    if schedule is not None and schedule.fused and runtime.is_available():
+        warning = f"{op} runs as plain lax in spite of its schedule: {why_lax}"
+        _warn_once(warning, warning)
+    elif isinstance(why_lax, LackOfMemory):
+        # Any op may be slow for the lack of it.
+        _warn_once("memory", f"calls run as plain lax for lack of memory: {why_lax}")
 
 
-_warned_of_workspace = False
+def _warn_once(topic: str, warning: str) -> None:
+    if topic not in _warned:
+        _log.warning("%s", warning)
+    _warned.add(topic)
+
+
+_warned: set[str] = set()
 
 
 def _multiply_others(ctx, gathered, other_ws, w_transposed):

@@ -51,7 +51,8 @@ def compiled():
 @pytest.fixture
 def fused_lowering(monkeypatch):
     """Lowers as if this machine could run the fused kernel, with the whole workspace to share."""
-    from entwine_jax import runtime, workspace
+    from entwine_jax import lowering, runtime, workspace
 
     monkeypatch.setattr(workspace, "_shares", {})
+    monkeypatch.setattr(lowering, "_warned", set())
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)

@@ -123,6 +123,10 @@ def reasons(caplog):
     return found
 
 
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
 @FUSED
 @CHECK_VMA
 @pytest.mark.parametrize(("dtype", "name"), [(jnp.bfloat16, "bf16"), (jnp.float16, "f16")])
@@ -297,19 +301,59 @@ def test_a_workspace_that_cannot_be_had_gives_lax_and_one_warning(
 ):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: found)
     monkeypatch.setattr(lowering.workspace, "slot_bytes", lambda *_: 0)
-    monkeypatch.setattr(lowering, "_warned_of_workspace", False)
     for _ in range(3):
         assert "custom_call" not in lower(make_mesh(), schedule=schedule)
-    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert "plain lax for lack of memory" in warning.getMessage()
-    assert (found or "used up by other device groups") in warning.getMessage()
+    (warning,) = warnings(caplog)
+    given = schedule is not None and found is None
+    assert f"plain lax {'in spite of its schedule' if given else 'for lack of memory'}: " in warning
+    assert (found or "used up by other device groups") in warning
 
 
 def test_no_other_reason_warns_of_memory(monkeypatch, caplog):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "workspace: a word")
-    monkeypatch.setattr(lowering, "_warned_of_workspace", False)
     assert "custom_call" not in lower(make_mesh())
-    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert not warnings(caplog)
+
+
+def test_a_given_schedule_that_cannot_run_warns_once_for_each_rule(caplog):
+    def lower(kind, dtype=jnp.bfloat16, **fields):
+        product = PRODUCTS[kind](make_mesh(), schedule=entwine_jax.Schedule(**fields))
+        assert "custom_call" not in stablehlo(product, (M, K), (K, N), dtype=dtype)
+
+    for _ in range(3):
+        lower("allgather", num_spare_warps=0)
+        lower("allgather", narrow_tail=8)
+        lower("reducescatter", dtype=jnp.float32)
+    found = warnings(caplog)
+    assert len(found) == 3
+    assert all("runs as plain lax in spite of its schedule: " in said for said in found)
+    assert "num_spare_warps = 0: the all-gather sends its rows with them" in found[0]
+    assert "narrow_tail = 8: the all-gather has tiles of one shape" in found[1]
+    assert "dtype = float32: the kernel takes bfloat16 and float16" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dtype", "why_unavailable"),
+    [
+        (None, jnp.float32, None),
+        (entwine_jax.Schedule(fused=False), jnp.bfloat16, None),
+        (entwine_jax.Schedule(), jnp.bfloat16, "GPU model: too old"),
+        (entwine_jax.Schedule(), jnp.float32, "GPU model: too old"),
+    ],
+)
+def test_lax_that_no_given_schedule_could_change_is_no_warning(
+    monkeypatch, caplog, schedule, dtype, why_unavailable
+):
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: why_unavailable)
+    product = row_parallel(make_mesh(), schedule=schedule)
+    assert "custom_call" not in stablehlo(product, (M, K), (K, N), dtype=dtype)
+    assert not warnings(caplog)
+
+
+def test_a_given_schedule_is_no_warning_on_a_cpu(caplog):
+    product = gathering(make_mesh(), schedule=entwine_jax.Schedule(num_spare_warps=0))
+    assert "custom_call @entwine" not in stablehlo(product, (M, K), (K, N), platform="cpu")
+    assert not warnings(caplog)
 
 
 def test_workspace_limit_splits_the_rows(monkeypatch):
