@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 from jax.interpreters import ad
@@ -11,6 +11,54 @@ from entwine_jax import lowering, reference, shapes
 from entwine_jax.ops import primitive
 from entwine_jax.ops.primitive import allgather_matmul_p, matmul_reducescatter_p
 from entwine_jax.schedule import Schedule
+
+
+@overload
+def allgather_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    axis_name: str | tuple[str, ...],
+    *,
+    gather_dimension: int = ...,
+    return_gathered: Literal[False] = ...,
+    schedule: Schedule | None = ...,
+) -> jax.Array: ...
+
+
+@overload
+def allgather_matmul(
+    x: jax.Array,
+    w: tuple[jax.Array, ...],
+    axis_name: str | tuple[str, ...],
+    *,
+    gather_dimension: int = ...,
+    return_gathered: Literal[False] = ...,
+    schedule: Schedule | None = ...,
+) -> tuple[jax.Array, ...]: ...
+
+
+@overload
+def allgather_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    axis_name: str | tuple[str, ...],
+    *,
+    gather_dimension: int = ...,
+    return_gathered: Literal[True],
+    schedule: Schedule | None = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def allgather_matmul(
+    x: jax.Array,
+    w: tuple[jax.Array, ...],
+    axis_name: str | tuple[str, ...],
+    *,
+    gather_dimension: int = ...,
+    return_gathered: Literal[True],
+    schedule: Schedule | None = ...,
+) -> tuple[tuple[jax.Array, ...], jax.Array]: ...
 
 
 def allgather_matmul(

@@ -1,7 +1,7 @@
 """column_parallel_matmul: `x @ w` for a replicated x, with a derivative that is fused."""
 
 import functools
-from typing import Any
+from typing import Any, overload
 
 import jax
 from jax import lax
@@ -11,6 +11,26 @@ from entwine_jax import lowering, reference, shapes
 from entwine_jax.ops import primitive
 from entwine_jax.ops.primitive import column_parallel_matmul_p, matmul_allreduce_p
 from entwine_jax.schedule import Schedule
+
+
+@overload
+def column_parallel_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    axis_name: str | tuple[str, ...],
+    *,
+    schedule: Schedule | None = ...,
+) -> jax.Array: ...
+
+
+@overload
+def column_parallel_matmul(
+    x: jax.Array,
+    w: tuple[jax.Array, ...],
+    axis_name: str | tuple[str, ...],
+    *,
+    schedule: Schedule | None = ...,
+) -> tuple[jax.Array, ...]: ...
 
 
 def column_parallel_matmul(
