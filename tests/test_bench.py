@@ -110,17 +110,50 @@ def test_command_wants_markers(tmp_path, capsys):
     assert "bench:4 ranks:begin" in capsys.readouterr().err
 
 
-def test_wrong_result_stops_the_command(monkeypatch, capsys):
+@pytest.fixture
+def wrong_from_16_rows(monkeypatch):
     honest = TimedOp.calls
 
     def calls(op, schedule):
         right = honest(op, schedule)
-        return right | {"ours": lambda x, w: right["lax"](x, w).at[1, 4].add(1)}
+
+        def wrong(x, w):
+            y = right["lax"](x, w)
+            return y.at[1, 4].add(1) if x.shape[0] >= 16 else y
+
+        return right | {"ours": wrong}
 
     monkeypatch.setattr(TimedOp, "calls", calls)
-    for op in OPS:
-        assert main([*QUICK, "--op", op, "--shapes", "8,8,32"]) == 1
-        assert "WRONG RESULT" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wrong_from_16_rows")
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_result_stops_the_command(op, capsys, tmp_path):
+    file = tmp_path / "bench.csv"
+    arguments = ["--op", op, "--shapes", "64,8,32", "--csv", str(file)]
+    assert main([*QUICK, *arguments]) == 1
+    said = capsys.readouterr()
+    assert "WRONG RESULT: m,n,k = 64,8,32: distance from float64" in said.err
+    assert not said.out
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("wrong_from_16_rows")
+def test_what_was_measured_before_a_wrong_result_is_kept(capsys, tmp_path):
+    readme, *files = (tmp_path / name for name in ("README.md", "bench.json", "bench.csv"))
+    document = "{}\nold\n{}\n".format(*report.markers(4))
+    readme.write_text(document)
+    arguments = ["--shapes", "8,8,32;4,8,64;16,8,32;8,8,64", "--markdown", str(readme)]
+    assert main([*QUICK, *arguments, "--json", str(files[0]), "--csv", str(files[1])]) == 1
+    said = capsys.readouterr()
+    assert "WRONG RESULT: m,n,k = 16,8,32: " in said.err
+    assert "\n8, 8, 32 " in said.out
+    assert "\n4, 8, 64 " in said.out
+    assert "16, 8, 32" not in said.out
+    assert [r["m"] for r in json.loads(files[0].read_text())["results"]] == [8, 4]
+    assert len(files[1].read_text().splitlines()) == 1 + 2
+    # A table of some shapes does not replace one of all.
+    assert readme.read_text() == document
 
 
 def verify_call(op, call, shape=SMALL):

@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns 0, 1 for a wrong result, 2 for a wrong argument."""
+    """Runs the command; returns 0, 1 for a wrong result, 2 for a wrong argument.
+
+    A wrong result ends it with what was measured before, and leaves the Markdown file alone.
+    """
     try:
         shapes = OPS[args.op].suite if args.shapes is None else args.shapes
         num_ranks = _check(args, shapes, OPS[args.op])
@@ -69,13 +72,14 @@ def run(args: argparse.Namespace) -> int:
             schedule=args.schedule,
             verified=not args.no_verify,
         )
-        results = _measure_all(shapes, num_ranks, settings, args.seed)
-        _write(args, num_ranks, settings, results)
+        results, wrong = _measure_all(shapes, num_ranks, settings, args.seed)
+        if results:
+            _write(args, num_ranks, settings, results, complete=wrong is None)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    except (WrongResultError, CannotTraceError) as error:
-        print(f"bench: WRONG RESULT: {error}", file=sys.stderr)
+    if wrong is not None:
+        print(f"bench: WRONG RESULT: {wrong}", file=sys.stderr)
         return 1
     return 0
 
@@ -107,19 +111,28 @@ def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> 
 
 def _measure_all(
     shapes: tuple[Shape, ...], num_ranks: int, settings: Settings, seed: int
-) -> list[Measurement]:
+) -> tuple[list[Measurement], str | None]:
+    """What was measured, and what was wrong at the shape that came next; None if all are right."""
     mesh = programs.make_mesh(num_ranks)
     num_programs = len(settings.timed_op.calls(None))
     results = []
     with progress(len(shapes) * num_programs * settings.num_rounds) as start_shape:
         for position, shape in enumerate(shapes):
             on_dispatch = start_shape(f"m,n,k = {shape}")
-            results.append(measure(mesh, shape, settings, seed + position, on_dispatch))
-    return results
+            try:
+                results.append(measure(mesh, shape, settings, seed + position, on_dispatch))
+            except (WrongResultError, CannotTraceError) as error:
+                return results, f"m,n,k = {shape}: {error}"
+    return results, None
 
 
 def _write(
-    args: argparse.Namespace, num_ranks: int, settings: Settings, results: list[Measurement]
+    args: argparse.Namespace,
+    num_ranks: int,
+    settings: Settings,
+    results: list[Measurement],
+    *,
+    complete: bool,
 ) -> None:
     machine = describe_machine(num_ranks)
     print(report.text(machine, settings, results))
@@ -127,6 +140,6 @@ def _write(
         report.write_json(args.json, machine, settings, results)
     if args.csv is not None:
         report.write_csv(args.csv, results)
-    if args.markdown is not None:
+    if args.markdown is not None and complete:
         table = report.markdown(machine, settings, results)
         report.rewrite_markdown(args.markdown, table, num_ranks, settings.op)

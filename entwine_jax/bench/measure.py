@@ -103,7 +103,7 @@ def measure(
     schedule, lax_reason = _path(problem, settings.schedule)
     inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(settings.dtype), seed)
     timed = programs.make_programs(mesh, op, op.calls(settings.schedule))
-    ratio = _verify(inputs, timed, shape, seed) if settings.verified else None
+    ratio = _verify(inputs, timed, seed) if settings.verified else None
     num_calls = timing.num_calls(
         settings.fewest_calls,
         programs.NUM_WEIGHTS,
@@ -143,13 +143,13 @@ def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
     return decision.schedule, "" if decision.schedule.fused else decision.reason
 
 
-def _verify(inputs, timed, shape, seed) -> float:
+def _verify(inputs, timed, seed) -> float:
     x, w = inputs.x, inputs.weights[0]
     ours, lax = (programs.once(timed[name])(x, w) for name in ("ours", "lax"))
     result = verify.verify(x, w, ours, lax, seed)
     if not result.holds:
         raise WrongResultError(
-            f"m,n,k = {shape}: distance from float64 {result.ours:.4g}, of lax {result.lax:.4g} "
+            f"distance from float64 {result.ours:.4g}, of lax {result.lax:.4g} "
             f"(at most {verify.MAX_ERROR_RATIO:g} times that); "
             f"ranks {'equal' if result.ranks_equal else 'DIFFER'}"
         )
