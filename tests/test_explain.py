@@ -17,6 +17,19 @@ def test_explains_a_fused_choice():
     assert explanation.chosen.schedule not in [p.schedule for p in explanation.next_best]
 
 
+OVERLAP = "\n          matmul and link overlap: the terms add up to more than the total\n"
+
+
+@pytest.mark.parametrize("op", ["matmul_allreduce", "matmul_reducescatter", "allgather_matmul"])
+def test_says_that_terms_overlap_where_they_do(op):
+    problem = Problem(op=op, m=4096, n=8192, k=28672, num_ranks=4)
+    fused, lax = explain(problem), explain(problem, override=Schedule(fused=False))
+    assert OVERLAP in str(fused)
+    assert sum(fused.chosen.terms().values()) > fused.chosen.total_us
+    assert OVERLAP not in str(lax)
+    assert sum(lax.chosen.terms().values()) == pytest.approx(lax.chosen.total_us)
+
+
 def test_explains_for_another_gpu_model():
     problem = Problem(m=4096, n=8192, k=28672, num_ranks=4, hardware=H100)
     assert "on 4 x H100" in str(explain(problem))
