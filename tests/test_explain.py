@@ -17,7 +17,7 @@ def test_explains_a_fused_choice():
     assert explanation.chosen.schedule not in [p.schedule for p in explanation.next_best]
 
 
-OVERLAP = "\n          matmul and link overlap: the terms add up to more than the total\n"
+OVERLAP = "\noverlap   matmul and link: the terms add up to more than the total\n"
 
 
 @pytest.mark.parametrize("op", ["matmul_allreduce", "matmul_reducescatter", "allgather_matmul"])

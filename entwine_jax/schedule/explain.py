@@ -47,7 +47,7 @@ class Explanation:
             f"predicted {_time_and_terms(chosen)}, {self.bound_us / chosen.total_us:.2f} of bound",
         ]
         if chosen.schedule.fused:
-            lines.append("          matmul and link overlap: the terms add up to more than the total")
+            lines.append("overlap   matmul and link: the terms add up to more than the total")
             lines.append(f"limit     {chosen.limited_by}")
             lines.append(f"lax       {_time_and_terms(self.decision.lax)}")
         lines += [f"next best {p.total_us:.1f} us  {p.schedule}" for p in self.next_best]
