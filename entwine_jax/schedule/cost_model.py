@@ -129,12 +129,16 @@ def predict_lax(problem: Problem) -> Prediction:
 
 
 def bound_us(problem: Problem) -> float:
-    """What no implementation in whole tiles beats: max(matmul alone, wire bytes / link rate)."""
+    """max(matmul alone, wire bytes / link rate), both at sustained rates, in us.
+
+    A yardstick, not a limit: clocks follow the power that is drawn, and beside a matmul alone that
+    was timed in the same rounds calls came out up to 5% faster (docs/performance.md).
+    """
     return max(plain_matmul_us(problem), wire_time_us(problem))
 
 
 def wire_time_us(problem: Problem) -> float:
-    """What no implementation's transfers beat: wire bytes / link rate of bulk copies, in us."""
+    """Wire bytes / sustained link rate of bulk copies, in us."""
     return problem.wire_bytes / (problem.hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
 
 
