@@ -56,8 +56,8 @@ FLAGS_IN_TAIL = {ALLREDUCE: 2, REDUCESCATTER: 1}
 COMM_CTA_GB_S = 17.0
 
 # What a matmul that is bound by reading its weights takes beside launch and bytes: its first loads.
-# Fitted with memory_gb_s.
-MEMORY_HEAD_US = 3.0
+# Fitted with memory_gb_s to XLA's matmul; the fused kernel takes so much longer.
+MEMORY_HEAD_US, FUSED_MEMORY_HEAD_US = 3.0, 4.0
 
 BYTES_PER_US_AT_1_GB_S = 1e3
 
@@ -165,7 +165,7 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
     tile_us = _op_tile_time_us(problem, schedule)
     waves = _waves(problem, schedule, num_gemm_ctas)
-    matmul_us = max(waves * tile_us, memory_time_us(problem))
+    matmul_us = max(waves * tile_us, FUSED_MEMORY_HEAD_US + memory_time_us(problem))
     sent_bytes = problem.wire_bytes * _partials_factor(problem, schedule)
     link_us = sent_bytes / (link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE))
     last_bytes = _last_share(problem, schedule, num_gemm_ctas) * sent_bytes
