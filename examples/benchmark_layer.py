@@ -199,7 +199,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", help="default: 1 and 2 sequences")
-    parser.add_argument("--ranks", type=int, default=jax.device_count(), help="GPUs (default: all)")
+    parser.add_argument("--ranks", type=int, help="GPUs: 1, 2, 4 or 8 (default: as many as can be)")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
     parser.add_argument("--calls", type=int, default=8, help="layers a dispatch (default: 8)")
     parser.add_argument("--attention", choices=("xla", "cudnn"), help="default: cudnn on GPUs")
@@ -217,11 +217,18 @@ def main(argv: list[str] | None = None) -> int:
     config = LLAMA_70B if jax.default_backend() == "gpu" else SMALL
     config = config._replace(attention=args.attention or config.attention)
     try:
-        for name in ("ranks", "rounds", "calls"):
+        for name in ("rounds", "calls"):
             if getattr(args, name) < 1:
                 raise ValueError(f"--{name} {getattr(args, name)}: must be 1 or more")
         results = []
-        mesh = example.make_mesh(config, args.ranks)
+        num_devices = jax.device_count()
+        num_ranks = num_devices if args.ranks is None else args.ranks
+        mesh = example.make_mesh(config, max(1, min(num_ranks, num_devices)))
+        if args.ranks not in (None, mesh.size):
+            raise ValueError(
+                f"--ranks {args.ranks}: must be 1, 2, 4 or 8, and not more than the {num_devices} "
+                f"devices or the {config.num_kv_heads} key-value heads"
+            )
         markers = report.markers(mesh.size, "layer")
         if args.markdown and not all(line in args.markdown.read_text() for line in markers):
             raise ValueError(f"--markdown {args.markdown}: must hold the lines {markers}")

@@ -89,6 +89,13 @@ def test_benchmark_layer(tmp_path):
     assert "| 64 | sequence |" in readme.read_text()
 
 
+@pytest.mark.parametrize("ranks", [-1, 0, 3, 8])
+def test_benchmark_of_the_layer_refuses_ranks_that_it_cannot_have(ranks):
+    said = run_example("benchmark_layer.py", "--ranks", str(ranks), status=1)
+    rule = "must be 1, 2, 4 or 8, and not more than the 4 devices or the 4 key-value heads"
+    assert f"benchmark_layer: --ranks {ranks}: {rule}" in said
+
+
 def test_benchmark_of_the_layer_refuses_wrong_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])  # which the import changes
