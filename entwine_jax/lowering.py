@@ -53,15 +53,11 @@ def target_name(op: str) -> str:
     return f"entwine_jax.{op}{kind}.v{CALL_VERSION}"
 
 
-def why_lax(
-    m: int, k: int, n: int, dtype: str, num_ranks: int, *, every_axis_manual: bool = True
-) -> str | None:
+def why_lax(m: int, k: int, n: int, dtype: str, num_ranks: int) -> str | None:
     """Why a call runs as plain lax, by what it asks for; None if the fused kernel takes it.
 
     m, k and n are the sizes of the local shards x [m, k] and w [k, n].
     """
-    if not every_axis_manual:
-        return "the mesh is only partially manual"
     if min(m, n, k) == 0:
         return f"nothing to multiply: m={m}, n={n}, k={k}"
     return why_not_fusible(n, k, dtype, num_ranks) or runtime.why_unavailable(num_ranks)
@@ -143,15 +139,11 @@ def _plan(
     m, k = x.shape
     n = w.shape[0] if w_transposed else w.shape[1]
     dtype = str(x.dtype)
-    axis_context = ctx.module_context.axis_context
-    manual = getattr(axis_context, "manual_axes", frozenset())
-    mesh = getattr(axis_context, "mesh", None)
-    if mesh is None:
-        return "no mesh"
-    every_axis_manual = set(mesh.axis_names) == set(manual)
-    reason = why_lax(m, k, n, dtype, num_ranks, every_axis_manual=every_axis_manual)
+    reason = why_lax(m, k, n, dtype, num_ranks)
     if reason is not None:
         return reason
+    # All axes of the mesh are manual, or `can_bind` would have said no.
+    mesh = ctx.module_context.axis_context.mesh
     groups = replica_groups(mesh.shape, axis_name)
     limit = configuration.current().workspace_bytes
     slot_bytes = workspace.slot_bytes(_device_ids(mesh), (groups.tobytes(), num_ranks), limit)
