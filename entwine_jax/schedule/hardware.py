@@ -17,8 +17,8 @@ FORMAT = "entwine_jax.hardware"
 # with the collectives of the H200; 0.26 to 0.68 in 95% of fits to resampled data.
 RING_ENDS = 0.4
 
-# Small arrays go by NCCL's protocols of low latency: so much for any array, and a lower rate. From 64
-# rows of 8192 on four GPUs (27, 19 and 18 us); the first number is assumed, and on the low side.
+# Small arrays go by NCCL's protocols of low latency: so much for any array, and a lower rate. From
+# 64 rows of 8192 on four GPUs (27, 19 and 18 us); the first is assumed, and on the low side.
 SMALL_BASE_US, SMALL_GB_S = 9.0, 80.0
 
 # What is measured may differ from the built-in profile by this factor; more is a mistake.
@@ -91,14 +91,15 @@ class Hardware:
 
 
 # Fitted on four H200s with multicast off. matmul_tflops: 5.25 TFLOP/s an SM, the mean over the
-# seven shapes of the benchmark (5.1 to 5.4). memory_gb_s: 1 to 128 rows, 34 to 235 MB of weights, one GPU.
+# seven shapes of the benchmark (5.1 to 5.4). memory_gb_s: 1 to 128 rows, 34 to 235 MB of
+# weights, on one GPU.
 #
 # Collectives: time of matmul and collective less that of the matmul alone, seven shapes of the
 # benchmark on two and on four GPUs, and four and seven of them in an earlier run; least squares of
-# log(predicted / measured). Other numbers of GPUs were not measured; 64 rows were left out, see above. Mean error on two and on four: AllReduce
-# +3 and -2%, ReduceScatter -1 and +1%, AllGather 0 and 0%. Root mean square 14% on two, 7 to 9% on
-# four; 2 to 3% of the whole call, and the matmul alone varies by that much. Without a matmul before
-# them, two GPUs moved 297, 233 and 256 GB/s each way; these constants say 329, 257 and 268.
+# log(predicted / measured). Other numbers of GPUs were not measured; 64 rows were left out, see
+# SMALL_BASE_US. Mean error on two and on four: AllReduce +3 and -2%, ReduceScatter -1 and +1%,
+# AllGather 0 and 0%. Root mean square 14% on two, 7 to 9% on four; 2 to 3% of the whole call, and
+# the matmul alone varies by that much. Without a matmul before them, two GPUs moved 297, 233 and 256 GB/s each way; these constants say 329, 257 and 268.
 H200 = Hardware(
     name="H200",
     num_sms=132,

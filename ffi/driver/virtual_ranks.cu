@@ -310,8 +310,9 @@ class VirtualRanks {
       if (gathers(problem)) {
         partials.product[partials.num_products++] = buffers.product[set][0]->template as<Element>();
       } else {
-        for (const Rank& source : ranks_) {
-          for (const auto& product : source.buffers[problem_idx].product[set]) {
+        for (int part = 0; part < problem.schedule.split_k; part++) {
+          for (const Rank& source : ranks_) {
+            const auto& product = source.buffers[problem_idx].product[set][part];
             partials.product[partials.num_products++] = product->template as<Element>();
           }
         }

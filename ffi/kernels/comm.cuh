@@ -1,5 +1,5 @@
 // The communication role of AllReduce and ReduceScatter: sum the partials of the items that this rank
-// owns, in rank order and in float32, and store the sum to every rank's output (AllReduce) or to the
+// owns, in a fixed order (by rank within a part of k) and in float32, and store the sum to every rank's output (AllReduce) or to the
 // own one. It is played by spare warps of the CTAs that compute, by whole communication CTAs, and by
 // every warp that has run out of items. The items of the last wave are summed by the math warps that
 // made them, straight from the store buffer.
@@ -189,7 +189,7 @@ __device__ __forceinline__ const void* wait_partials(const FusedParams<Config>& 
   const int own_source = source_of(params, window.rank, params.split_k.value - 1);
   if (lane < params.num_sources && (own_too || lane != own_source)) {
     wait_epoch(window, window.control[window.rank]->tile_ready(slot, lane), epoch, kWaitTileReady,
-               lane / params.split_k, slot);
+               lane % params.order.num_ranks, slot);
   }
   __syncwarp();
   return output;

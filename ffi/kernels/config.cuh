@@ -162,10 +162,12 @@ __device__ __forceinline__ TilePlace place_of(const FusedParams<Config>& params,
   return place;
 }
 
-// The position of a rank's partial of one part of k among all partials of an item.
+// The position of a rank's partial of one part of k among all partials of an item. Whatever split_k is from
+// call to call, a position belongs to one rank: a flag there that is ahead of its reader's epoch was set by
+// the rank that the reader waits for.
 template <class Config>
 __device__ __forceinline__ int source_of(const FusedParams<Config>& params, int rank, int k_part) {
-  return rank * params.split_k.value + k_part;
+  return k_part * params.window.num_ranks + rank;
 }
 
 // Whether the CTA that makes an item also sums it: it makes the last of this rank's partials.

@@ -85,8 +85,8 @@ __device__ __forceinline__ typename Tile::Pipeline make_pipeline(
 //   So every rank has started e by then, and has ended e - 1.
 //   Slots: whoever pushes in e + 1 has ended e, hence every rank has ended e - 1, whose slots have the
 //   same parity. (ReduceScatter needs the two parities and a tile for every rank; AllReduce does not.)
-//   Flags hold epochs and only grow; one that is ahead of the reader's epoch was set by a source that
-//   has ended the reader's epoch, and so has sent what the reader waits for.
+//   Flags hold epochs and only grow, and each is set by one rank (source_of); one that is ahead of the
+//   reader's epoch was set by a source that has ended it, and so has sent what the reader waits for.
 //   Outputs and the gathered x are stored to only after ReadyWord says that the peer's kernel of this
 //   epoch runs, and it ends only when all of it has arrived. A ReadyWord is set again in the next epoch
 //   of the peer, thus when no unit that still needs it is left.

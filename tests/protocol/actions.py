@@ -38,26 +38,36 @@ def read_addresses(model: Model, state: State, rank: int, step: Step) -> bool:
     return True
 
 
-def flag_is_set(model: Model, state: State, rank: int, slot: int, source: int) -> bool:
+def flag_is_set(
+    model: Model, state: State, rank: int, slot: int, source: int, part: int = 0
+) -> bool:
     """All ops share the flags, and a flag may be ahead of the epoch that is waited for."""
-    seen = model.last_epoch_of(
-        state,
-        source,
-        lambda epoch: model.flag_step(epoch, rank, slot),
-        at_least=state[rank].epoch,
+    epoch = state[rank].epoch
+    index = model.flag_index(epoch, source, part)
+    return any(
+        model.last_epoch_of(
+            state,
+            writer,
+            lambda epoch, writer=writer: model.flag_step(epoch, rank, slot, writer, index),
+            at_least=epoch,
+        )
+        for writer in model.ranks
     )
-    return seen > 0
 
 
 def wait_flags(model: Model, state: State, rank: int, step: Step) -> bool:
-    slot = step.tile // model.num_ranks
-    return all(flag_is_set(model, state, rank, slot, source) for source in model.ranks)
+    slot, parts = step.tile // model.num_ranks, range(model.calls[state[rank].epoch].num_parts)
+    return all(
+        flag_is_set(model, state, rank, slot, source, part)
+        for source in model.ranks
+        for part in parts
+    )
 
 
-def wait_peers_flags(model: Model, state: State, rank: int, step: Step) -> bool:
+def wait_others_flags(model: Model, state: State, rank: int, step: Step) -> bool:
     slot = step.tile // model.num_ranks
     sources = model.sources(state[rank].epoch, rank, step.tile)
-    return all(flag_is_set(model, state, rank, slot, source) for source in sources)
+    return all(flag_is_set(model, state, rank, slot, *source) for source in sources)
 
 
 def read_slots(model: Model, state: State, rank: int, step: Step) -> bool:
@@ -87,7 +97,7 @@ ACTIONS: dict[Kind, Callable[[Model, State, int, Step], bool]] = {
     Kind.WAIT_READY: wait_ready,
     Kind.READ_ADDRESSES: read_addresses,
     Kind.WAIT_FLAGS: wait_flags,
-    Kind.WAIT_PEERS_FLAGS: wait_peers_flags,
+    Kind.WAIT_OTHERS_FLAGS: wait_others_flags,
     Kind.READ_SLOTS: read_slots,
     Kind.STORE: store,
     Kind.COUNT: always,

@@ -29,8 +29,8 @@ def slots_are_written_before_they_are_read(
     model: Model, state: State, rank: int, tile: int
 ) -> None:
     epoch = state[rank].epoch
-    for source in model.sources(epoch, rank, tile):
-        if not model.done(state, source, epoch, Step(Kind.WRITE_SLOT, tile, rank)):
+    for source, part in model.sources(epoch, rank, tile):
+        if not model.done(state, source, epoch, Step(Kind.WRITE_SLOT, tile, rank, part)):
             raise ProtocolError(
                 f"slot not written: rank {rank} in epoch {epoch} reads tile {tile} of {source}"
             )

@@ -117,7 +117,7 @@ class Model:
 
     def num_sent(self, epoch: int, rank: int) -> int:
         """Of a rank's own tiles, the number that it sums from slots alone."""
-        op, num_tiles, num_last = self.calls[epoch]
+        op, num_tiles, num_last, _ = self.calls[epoch]
         if op is Op.ALL_REDUCE:
             return len(range(rank, num_tiles - num_last, self.num_ranks))
         return max(len(self.owned_tiles(epoch, rank)) - num_last, 0)
@@ -130,14 +130,22 @@ class Model:
     def sums_itself(self, epoch: int, rank: int, tile: int) -> bool:
         return tile % self.num_ranks == rank and self.is_last(epoch, tile)
 
-    def sources(self, epoch: int, rank: int, tile: int) -> list[int]:
-        """The ranks whose partials of its own tile a rank reads from slots."""
-        own_too = not self.sums_itself(epoch, rank, tile)
-        return [source for source in self.ranks if own_too or source != rank]
+    def sources(self, epoch: int, rank: int, tile: int) -> list[tuple[int, int]]:
+        """Rank and part of k of the partials of its own tile that a rank reads from slots."""
+        parts = range(self.calls[epoch].num_parts)
+        where_made = (rank, parts[-1]) if self.sums_itself(epoch, rank, tile) else None
+        all_sources = [(source, part) for source in self.ranks for part in parts]
+        return [source for source in all_sources if source != where_made]
+
+    def flag_index(self, epoch: int, source: int, part: int) -> int:
+        """Which flag of a row tells of a partial."""
+        if Rule.FLAG_OF_ONE_RANK in self.rules:
+            return part * self.num_ranks + source
+        return source * self.calls[epoch].num_parts + part
 
     def visits(self, epoch: int, rank: int) -> list[int]:
         """The tiles in the order in which the rank computes them."""
-        op, num_tiles, num_last = self.calls[epoch]
+        op, num_tiles, num_last, _ = self.calls[epoch]
         num_ranks = self.num_ranks
         order = list(range(num_tiles))
         if op is Op.REDUCE_SCATTER:
@@ -160,13 +168,17 @@ class Model:
             return [rank]
         return self.peers_in_turn(rank)
 
-    def flag_step(self, epoch: int, reader: int, slot: int) -> Step:
-        """The step by which a source sets the flag in row `slot` of the reader's flags."""
+    def flag_step(self, epoch: int, reader: int, slot: int, source: int, index: int) -> Step | None:
+        """The step by which a source sets flag `index` of a row of the reader's flags, if any."""
         tile = slot * self.num_ranks + reader if self.sends_partials(epoch) else slot
-        return Step(Kind.SET_FLAG, tile, reader)
+        for part in range(self.calls[epoch].num_parts):
+            if self.flag_index(epoch, source, part) == index:
+                return Step(Kind.SET_FLAG, tile, reader, part)
+        return None
 
     def _scripts(self, epoch: int, rank: int) -> list[Script]:
-        op, num_tiles, _ = self.calls[epoch]
+        op, num_tiles, _, num_parts = self.calls[epoch]
+        last_part = num_parts - 1
         scripts = [self._publish()]
         if op is Op.ALL_GATHER:
             scripts += [self._send(rank, tile) for tile in range(num_tiles)]
@@ -178,10 +190,11 @@ class Model:
             ]
         else:
             scripts += [
-                self._sum(epoch, rank, tile, Kind.WAIT_PEERS_FLAGS)
-                if self.sums_itself(epoch, rank, tile)
-                else self._push(tile)
+                self._sum(epoch, rank, tile, Kind.WAIT_OTHERS_FLAGS)
+                if part == last_part and self.sums_itself(epoch, rank, tile)
+                else self._push(tile, part)
                 for tile in range(num_tiles)
+                for part in range(num_parts)
             ]
             num_sent = self.num_sent(epoch, rank)
             num_sent -= Rule.SUM_ALL_SENT not in self.rules
@@ -195,7 +208,11 @@ class Model:
     def _dealings(self, epoch: int, rank: int) -> Iterator[HeldUp]:
         if self.num_ctas is None or not self.sends_partials(epoch):
             return iter([()])
-        tasks = [1 + tile for tile in self.visits(epoch, rank)]  # task 0 publishes the address
+        # Task 0 publishes the address.
+        parts = range(self.calls[epoch].num_parts)
+        tasks = [
+            1 + tile * len(parts) + part for tile in self.visits(epoch, rank) for part in parts
+        ]
         return dealings(tasks, self.num_ctas)
 
     def _joins(self, rule: Rule) -> bool:
@@ -210,9 +227,9 @@ class Model:
         steps = [Step(kind, peer=peer) for peer in self.ranks for kind in kinds]
         return (tuple(steps),) if self._joins(Rule.ADDRESS_BEFORE_EPOCH) else apart(steps)
 
-    def _push(self, tile: int) -> Script:
+    def _push(self, tile: int, part: int) -> Script:
         owner = tile % self.num_ranks
-        steps = [Step(Kind.WRITE_SLOT, tile, owner), Step(Kind.SET_FLAG, tile, owner)]
+        steps = [Step(kind, tile, owner, part) for kind in (Kind.WRITE_SLOT, Kind.SET_FLAG)]
         if Rule.DATA_BEFORE_FLAG not in self.rules:
             steps.reverse()
         return (tuple(steps),) if self._joins(Rule.DATA_BEFORE_FLAG) else apart(steps)
@@ -261,16 +278,16 @@ class Model:
 
     # ---- What memory holds
 
-    def done(self, state: State, rank: int, epoch: int, step: Step) -> bool:
+    def done(self, state: State, rank: int, epoch: int, step: Step | None) -> bool:
         """Whether `rank` has done the step in that epoch; False if it is not among its steps."""
-        position = self._positions[epoch][rank].get(step)
+        position = self._positions[epoch][rank].get(step) if step else None
         if position is None or state[rank].epoch < epoch:
             return False
         task, progress = position
         return state[rank].epoch > epoch or state[rank].progress[task] >= progress
 
     def last_epoch_of(
-        self, state: State, rank: int, step_in: Callable[[int], Step], at_least: int
+        self, state: State, rank: int, step_in: Callable[[int], Step | None], at_least: int
     ) -> int:
         """The last epoch in which `rank` has done `step_in(epoch)`; 0 if it is below `at_least`."""
         for epoch in range(min(state[rank].epoch, self.num_epochs), at_least - 1, -1):

@@ -16,12 +16,14 @@ class Call(NamedTuple):
     AllGather: `num_tiles` counts the pieces of rows that each rank sends, with a flag for each.
 
     A rank sums tiles that it owns where they were made if they are among the last `num_last` of all
-    (AllReduce) or of its own (ReduceScatter).
+    (AllReduce) or of its own (ReduceScatter). It pushes a partial of each of `num_parts` parts of
+    k; of the tiles that it sums where they were made the last one stays where it is.
     """
 
     op: Op
     num_tiles: int
     num_last: int = 0
+    num_parts: int = 1
 
 
 class Rule(enum.Flag):
@@ -37,6 +39,7 @@ class Rule(enum.Flag):
     SUM_ALL_SENT = enum.auto()  # units are dealt of every tile that was sent to its owner,
     SUM_SENT_ALONE = enum.auto()  # and of no other
     OWN_LAST_IN_ORDER = enum.auto()  # of the last tiles a rank does not visit its own first
+    FLAG_OF_ONE_RANK = enum.auto()  # a flag has the same writer in all calls
 
 
 ALL_RULES = ~Rule(0)
@@ -53,7 +56,7 @@ class Kind(enum.IntEnum):  # as an integer it is hashed quickly
     WAIT_READY = enum.auto()  # also the first step of sending rows
     READ_ADDRESSES = enum.auto()
     WAIT_FLAGS = enum.auto()
-    WAIT_PEERS_FLAGS = enum.auto()  # instead, where the tile was made
+    WAIT_OTHERS_FLAGS = enum.auto()  # instead, where the tile was made
     READ_SLOTS = enum.auto()
     STORE = enum.auto()  # a tile to an output, or rows to a gathered x
     COUNT = enum.auto()
@@ -68,6 +71,7 @@ class Step(NamedTuple):
     kind: Kind
     tile: int = -1
     peer: int = -1
+    part: int = 0  # of k
 
 
 # Steps that happen as one. With the fine grain almost every step stands alone.

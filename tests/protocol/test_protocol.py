@@ -21,8 +21,8 @@ def calls_of(op, *sizes, num_last=0):
 
 
 def name_of(calls):
-    """AR3.1: AllReduce of three tiles, the last of which is summed where it was made."""
-    return "-".join(f"{op.value}{num_tiles}.{num_last}" for op, num_tiles, num_last in calls)
+    """AR3.1x2: AllReduce of three tiles in two parts of k; the last is summed where it was made."""
+    return "-".join(f"{c.op.value}{c.num_tiles}.{c.num_last}x{c.num_parts}" for c in calls)
 
 
 def name_of_ops(ops):
@@ -115,6 +115,29 @@ def test_two_ranks_change_the_size(calls):
     ]
 )
 def test_three_ranks(calls):
+    assert explore(Model(3, calls, coarse=True)) > 100
+
+
+@by_name(
+    [
+        [Call(AR, 1, 0, 2), Call(AR, 2, 1, 2), Call(AR, 1, 1, 3)],
+        [Call(RS, 2, 0, 2), Call(RS, 2, 0, 1), Call(RS, 2, 1, 3)],
+        [Call(RS, 2, 1, 3), Call(AR, 1), Call(RS, 2, 0, 2)],
+        [Call(AR, 2, 2, 2), Call(AG, 1), Call(RS, 2, 1, 2), Call(AR, 1)],
+    ]
+)
+@pytest.mark.parametrize("num_ctas", [None, 1, 2])
+def test_two_ranks_with_parts_of_k(calls, num_ctas):
+    assert explore(Model(2, calls, coarse=True, num_ctas=num_ctas)) > 100
+
+
+@by_name(
+    [
+        [Call(AR, 1, 0, 2), Call(AR, 1)],
+        [Call(AR, 1, 1, 2), Call(AR, 1, 0, 2)],
+    ]
+)
+def test_three_ranks_with_parts_of_k(calls):
     assert explore(Model(3, calls, coarse=True)) > 100
 
 
@@ -240,6 +263,15 @@ def test_a_tile_must_be_stored_before_it_is_counted(num_ranks, num_last):
 def test_readers_must_know_that_the_data_is_there(op, num_last, reason, rule, num_ranks):
     calls = smallest_calls([op, op, op], num_ranks, num_last)
     assert_mutant_is_caught(rule, calls, reason, num_ranks)
+
+
+@pytest.mark.parametrize("parts", [(2, 1), (3, 1), (1, 2, 1)])
+def test_a_flag_must_have_one_writer(parts):
+    """Else one rank's flag of the next call is taken for another's of this one."""
+    calls = [Call(RS, 2, 0, num_parts) for num_parts in parts]
+    explore(Model(2, calls, coarse=True))
+    with pytest.raises(ProtocolError, match="slot not written"):
+        explore(Model(2, calls, ALL_RULES & ~Rule.FLAG_OF_ONE_RANK, coarse=True))
 
 
 @both_numbers_of_ranks
