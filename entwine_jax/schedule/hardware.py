@@ -99,7 +99,8 @@ class Hardware:
 # log(predicted / measured). Other numbers of GPUs were not measured; 64 rows were left out, see
 # SMALL_BASE_US. Mean error on two and on four: AllReduce +3 and -2%, ReduceScatter -1 and +1%,
 # AllGather 0 and 0%. Root mean square 14% on two, 7 to 9% on four; 2 to 3% of the whole call, and
-# the matmul alone varies by that much. Without a matmul before them, two GPUs moved 297, 233 and 256 GB/s each way; these constants say 329, 257 and 268.
+# the matmul alone varies by that much. Without a matmul before them, two GPUs moved 297, 233 and
+# 256 GB/s each way; these constants say 329, 257 and 268.
 H200 = Hardware(
     name="H200",
     num_sms=132,
