@@ -31,8 +31,9 @@ def matmul_allreduce(
       [..., m, n], the same on all ranks, in the dtype to which JAX promotes x and w.
 
     The fused kernel takes bfloat16 and float16, n and k that are multiples of 8, any m >= 1 and 2
-    to 8 GPUs of one process. It sums in float32: first over k, then over the ranks' rounded
-    partial tiles in rank order, so results are bitwise equal from run to run and on every rank.
+    to 8 GPUs of one process. It sums in float32: first over k (or a part of it, where there are
+    few tiles), then over the ranks' rounded partial tiles in a fixed order, so results are bitwise
+    equal from run to run and on every rank.
     Everything else (float32, integers, other hardware) runs as plain lax.
 
     Raises:

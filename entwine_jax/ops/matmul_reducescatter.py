@@ -38,8 +38,8 @@ def matmul_reducescatter(
       The shape of x @ w with the scattered dimension divided by P, in the dtype to which JAX
       promotes x and w.
 
-    The fused kernel takes what that of `matmul_allreduce` takes, and sums alike: in float32, in
-    rank order, bitwise equal from run to run. Its derivative with respect to x and w is one
+    The fused kernel takes what that of `matmul_allreduce` takes, and sums alike: in float32, in a
+    fixed order, bitwise equal from run to run. Its derivative with respect to x and w is one
     `allgather_matmul` of the cotangent, which gathers once for both.
 
     Raises:

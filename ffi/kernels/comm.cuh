@@ -1,8 +1,8 @@
 // The communication role of AllReduce and ReduceScatter: sum the partials of the items that this rank
-// owns, in a fixed order (by rank within a part of k) and in float32, and store the sum to every rank's output (AllReduce) or to the
-// own one. It is played by spare warps of the CTAs that compute, by whole communication CTAs, and by
-// every warp that has run out of items. The items of the last wave are summed by the math warps that
-// made them, straight from the store buffer.
+// owns, in float32 and in a fixed order (by rank, part of k by part), and store the sum to every rank's
+// output (AllReduce) or to the own one. It is played by spare warps of the CTAs that compute, by whole
+// communication CTAs, and by every warp that has run out of items. The items of the last wave are
+// summed by the math warps that made them, straight from the store buffer.
 #pragma once
 
 #include "kernels/shared_storage.cuh"
@@ -90,8 +90,8 @@ __device__ __forceinline__ LaneChunks lane_chunks(bool narrow, int unit, int lan
 // One warp sums one unit of at most kSources partials. A store covers whole rows of the item (512 bytes at
 // 256 columns). As many loads as registers hold are under way at once, since L2 takes 2 us to answer beside
 // a mainloop; and what counts next is the number of instructions, since one warp issues them slowly. `own`:
-// the last of this rank's partials in the store buffer, or null if it lies in a slot too. `peer_output` of lane p is the
-// output of rank p.
+// the last of this rank's partials in the store buffer, or null if it lies in a slot too. `peer_output`
+// of lane p is the output of rank p.
 template <int kSources, class Config>
 __device__ __forceinline__ void sum_unit_of(const FusedParams<Config>& params, uint64_t epoch,
                                             const TilePlace& place, int unit,
@@ -174,10 +174,10 @@ __device__ __forceinline__ void sum_unit(const FusedParams<Config>& params, uint
   }
 }
 
-// A lane for each source waits until its partial of one of this rank's items has come, and with `outputs`
-// lane p for rank p's start; returns the address of its output. The acquires are passed on to the other lanes' loads
-// and stores by __syncwarp(). A peer's output address stays valid while this warp holds a unit: the
-// peer's kernel of this epoch ends only when the unit has arrived.
+// A lane for each source waits until its partial of one of this rank's items has come, and with
+// `outputs` lane p for rank p's start; returns the address of its output. The acquires are passed on to
+// the other lanes' loads and stores by __syncwarp(). A peer's output address stays valid while this
+// warp holds a unit: the peer's kernel of this epoch ends only when the unit has arrived.
 template <class Config>
 __device__ __forceinline__ const void* wait_partials(const FusedParams<Config>& params, int slot,
                                                      uint64_t epoch, bool outputs, bool own_too) {

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.gpu
 TARGET = lowering.target_name("matmul_allreduce")
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
 DEDICATED = Schedule(tile_n=256, num_comm_ctas=4, num_spare_warps=0)
-SCHEDULES = (WIDE, NARROW, DEDICATED)
+PARTS = Schedule(tile_n=128, split_k=2)
+SCHEDULES = (WIDE, NARROW, DEDICATED, PARTS)
 
 
 def num_gpus():
@@ -66,8 +67,9 @@ LARGE_SHAPES = [
 
 
 # Every program takes seconds to compile: small shapes take the schedules in turn.
-CASES = [(*shape, SCHEDULES[i % 3]) for i, shape in enumerate(SMALL_SHAPES)]
+CASES = [(*shape, SCHEDULES[i % len(SCHEDULES)]) for i, shape in enumerate(SMALL_SHAPES)]
 CASES += [(*shape, schedule) for shape in LARGE_SHAPES for schedule in (WIDE, NARROW)]
+CASES += [(m, n, k_local, PARTS) for m, n, k_local in LARGE_SHAPES if m <= 256]
 
 
 @pytest.mark.parametrize(("m", "n", "k_local", "schedule"), CASES, ids=str)
