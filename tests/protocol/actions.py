@@ -51,7 +51,7 @@ def flag_is_set(
             lambda epoch, writer=writer: model.flag_step(epoch, rank, slot, writer, index),
             at_least=epoch,
         )
-        for writer in model.ranks
+        for writer in model.writers(index)
     )
 
 

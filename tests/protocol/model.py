@@ -168,6 +168,12 @@ class Model:
             return [rank]
         return self.peers_in_turn(rank)
 
+    def writers(self, index: int) -> Sequence[int]:
+        """The ranks that may set a flag of this index, in any call."""
+        if Rule.FLAG_OF_ONE_RANK in self.rules:
+            return (index % self.num_ranks,)
+        return self.ranks
+
     def flag_step(self, epoch: int, reader: int, slot: int, source: int, index: int) -> Step | None:
         """The step by which a source sets flag `index` of a row of the reader's flags, if any."""
         tile = slot * self.num_ranks + reader if self.sends_partials(epoch) else slot
