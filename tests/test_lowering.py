@@ -240,7 +240,7 @@ def test_plain_lax_for(sizes, dtype, reason, kind, reasons):
     assert reason in said
 
 
-@pytest.mark.parametrize("kind", ["reducescatter", "allgather"])
+@FUSED
 def test_plain_lax_for_few_rows(kind, reasons):
     assert "custom_call" not in stablehlo(PRODUCTS[kind](make_mesh()), (64, K), (K, N))
     (said,) = reasons()

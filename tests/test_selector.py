@@ -14,7 +14,7 @@ from measured_calls import MEASURED_CALLS, NARROW, WIDE, suite_problem
 import entwine_jax.schedule
 from entwine_jax.bench.cases import CORE
 from entwine_jax.schedule import H200, Problem, Schedule, decide
-from entwine_jax.schedule.candidates import candidates
+from entwine_jax.schedule.candidates import candidates, tuning_candidates
 from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax
 from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
 from entwine_jax.schedule.legality import LackOfMemory, fit
@@ -142,19 +142,19 @@ def test_few_rows_take_longer_in_the_kernel(sizes, split_k, longer_us):
     assert alone_us == pytest.approx(longer_us, abs=3)
 
 
-def test_parts_of_k_where_tiles_are_fewer_than_sms():
-    def chosen(num_ranks, m, n, k):
-        schedule = chosen_schedule(make_problem(num_ranks, m, n, k))
-        return schedule.fused, schedule.tile_n, schedule.split_k
+def test_tuning_tries_parts_of_k_where_tiles_are_fewer_than_sms():
+    def tried(num_ranks, m, n, k):
+        problem = make_problem(num_ranks, m, n, k)
+        assert all(schedule.split_k == 1 for schedule in candidates(problem, DEFAULT_SLOT_BYTES)[0])
+        legal, _ = tuning_candidates(problem, DEFAULT_SLOT_BYTES)
+        assert len(legal) <= 24
+        return [(s.tile_n, s.split_k) for s in legal if s.split_k > 1]
 
-    assert chosen(2, 64, 8192, 8192) == (True, 128, 2)
-    assert chosen(2, 192, 2048, 8192) == (True, 128, 4)
-    assert chosen(4, 192, 2048, 8192) == (True, 128, 2)  # a sum has 8 partials at most
-    assert chosen(8, 192, 2048, 8192) == (True, 128, 1)
-    assert chosen(2, 512, 8192, 28672) == (True, 128, 1)  # there are tiles for all SMs
-    for num_ranks in (2, 4, 8):
-        legal, _ = candidates(make_problem(num_ranks, 8192, 8192, 28672), DEFAULT_SLOT_BYTES)
-        assert {schedule.split_k for schedule in legal} == {1}
+    assert tried(2, 64, 8192, 8192) == [(128, 2)]
+    assert tried(2, 64, 4096, 14336) == [(128, 4)]
+    assert tried(4, 64, 4096, 14336) == [(128, 2)]  # a sum has 8 partials at most
+    assert tried(8, 64, 4096, 14336) == []
+    assert tried(2, 512, 8192, 28672) == []  # there are tiles for all SMs
 
 
 def test_parts_of_k_need_slots_of_their_own():
@@ -435,9 +435,9 @@ def test_modules_import_neither_jax_nor_the_rest_of_the_package():
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
+        (make_problem(4, 64, 8192, 28672), "fewer than 256 rows"),
         (make_other(REDUCESCATTER, 4, 64, 8192, 28672), "fewer than 256 rows"),
         (make_other(ALLGATHER, 4, 64, 28672, 8192), "fewer than 256 rows"),
-        (make_problem(2, 1, 16384, 53248), "not 10% faster"),
         (make_problem(4, 4096, 8192, 28672, dtype="float32"), "dtype = float32"),
         (make_problem(4, 4096, 8191, 28672), "local n = 8191: must be a multiple of 8"),
         (make_problem(4, 4096, 8192, 4 * 4097), "local k = 4097: must be a multiple of 8"),

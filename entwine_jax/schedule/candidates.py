@@ -40,7 +40,7 @@ def candidates(
 def tuning_candidates(
     problem: Problem, slot_bytes: int
 ) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
-    """What tuning measures, at most 24: the candidates, and variations of the usual placement."""
+    """What tuning measures, at most 24: the candidates, variations of the usual one, parts of k."""
     legal, rejected = candidates(problem, slot_bytes)
     usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
     # One of each tile width; in halves where there are such.
@@ -50,7 +50,7 @@ def tuning_candidates(
         for schedule in first_of_width
         for raster, push_spread in VARIATIONS
     ]
-    return (*legal, *varied), rejected
+    return (*legal, *varied, *_split(problem, slot_bytes)), rejected
 
 
 def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
@@ -64,32 +64,33 @@ def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
         # What is finished last is sent twice; in the reduce-scatter it is not sent at all.
         yield replace(all_placements[0], narrow_tail=_last_tiles(problem, slot_bytes))
     yield from all_placements
-    if problem.op != ALLGATHER and (split := _split(problem)).split_k > 1:
-        yield split
 
 
-def _split(problem: Problem) -> Schedule:
+def _split(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
     """The tiles and parts of k that use the SMs best: the fewest columns of a whole k for an SM.
 
-    Where there are tiles for all SMs, parts of k would but add to what is sent.
+    Only where tiles are fewer than SMs; else parts of k would but add to what is sent. No choice of
+    the model, as calls with them were not timed on several GPUs.
     """
-    max_parts = max(MAX_SOURCES // problem.num_ranks, 1)
-    if num_tiles(problem, Schedule(tile_n=min(TILE_WIDTHS))) >= problem.hardware.num_sms:
-        max_parts = 1
+    num_sms = problem.hardware.num_sms
+    if problem.op == ALLGATHER or num_tiles(problem, Schedule(tile_n=min(TILE_WIDTHS))) >= num_sms:
+        return
 
     def columns_of_an_sm(schedule: Schedule) -> float:
-        items = num_tiles(problem, schedule) * schedule.split_k
-        waves = ceil_div(items, problem.hardware.num_sms)
+        waves = ceil_div(num_tiles(problem, schedule) * schedule.split_k, num_sms)
         return waves * schedule.tile_n / schedule.split_k
 
-    return min(
+    best = min(
         (
             Schedule(tile_n=tile_n, split_k=split_k)
-            for split_k in range(1, max_parts + 1)
+            for split_k in range(1, max(MAX_SOURCES // problem.num_ranks, 1) + 1)
             for tile_n in TILE_WIDTHS
         ),
         key=columns_of_an_sm,
     )
+    fitted = fit(problem, best, slot_bytes)
+    if best.split_k > 1 and isinstance(fitted, Schedule):
+        yield fitted
 
 
 def _last_tiles(problem: Problem, slot_bytes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 from entwine_jax.schedule.candidates import candidates
 from entwine_jax.schedule.cost_model import Prediction, predict, predict_lax
 from entwine_jax.schedule.legality import Rejection, fit
-from entwine_jax.schedule.problem import ALLREDUCE, Problem
+from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.table import EMPTY, Table
 
@@ -21,9 +21,8 @@ DEFAULT_SLOT_BYTES = 256 * 2**20
 MARGIN = 0.03
 
 # With fewer rows than this a matmul is bound by reading its weights, and the collective by its
-# latency. Of that only the matmul was measured, on one GPU, and for the AllReduce only: it has to
-# be faster by more, and the other ops run as lax.
-FEW_ROWS, FEW_ROWS_MARGIN = 256, 0.10
+# latency. Of that only the matmul was measured, on one GPU: the model does not choose there.
+FEWEST_ROWS = 256
 
 Source = Literal["override", "table", "model"]
 
@@ -128,13 +127,11 @@ def _why_lax(
 ) -> str | None:
     if not ranked:
         return rejected[0].reason
-    few_rows = problem.m < FEW_ROWS
-    if few_rows and problem.op != ALLREDUCE:
-        return f"m = {problem.m}: fewer than {FEW_ROWS} rows are bound by reading the weights"
-    margin = FEW_ROWS_MARGIN if few_rows else MARGIN
-    if ranked[0].total_us > (1 - margin) * lax.total_us:
+    if problem.m < FEWEST_ROWS:
+        return f"m = {problem.m}: fewer than {FEWEST_ROWS} rows are bound by reading the weights"
+    if ranked[0].total_us > (1 - MARGIN) * lax.total_us:
         return (
             f"the fused kernel is predicted to take {ranked[0].total_us:.1f} us, lax "
-            f"{lax.total_us:.1f} us: not {margin:.0%} faster"
+            f"{lax.total_us:.1f} us: not {MARGIN:.0%} faster"
         )
     return None
