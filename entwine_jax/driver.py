@@ -14,7 +14,30 @@ def run(problem: Problem, schedule: Schedule, **options: Any) -> dict[str, Any]:
     """
     ffi = runtime.load_ffi()
     assert ffi is not None
-    sizes = {
+    return ffi.run_virtual_ranks([_on_a_rank(problem, schedule)], *_where(problem), **options)
+
+
+class Timed:
+    """Times calls of one problem with any schedules, on operands that stay on the GPUs.
+
+    The caller has made sure that the fused kernel can run here.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        ffi = runtime.load_ffi()
+        assert ffi is not None
+        num_ranks, devices, dtype, num_sms = _where(problem)
+        self._ranks = ffi.TimedRanks(
+            _on_a_rank(problem, Schedule()), num_ranks, devices, dtype, num_sms
+        )
+
+    def call_us(self, schedule: Schedule, num_calls: int) -> float:
+        """Time of one of so many calls in a row, slowest rank, in us."""
+        return self._ranks.microseconds(schedule.as_attributes(), num_calls)
+
+
+def _on_a_rank(problem: Problem, schedule: Schedule) -> dict[str, object]:
+    sizes: dict[str, object] = {
         "op": problem.op,
         "m": problem.m,
         "n": problem.n_local,
@@ -22,11 +45,10 @@ def run(problem: Problem, schedule: Schedule, **options: Any) -> dict[str, Any]:
         "num_batches": problem.num_batches,
         "w_transposed": 0,
     }
-    return ffi.run_virtual_ranks(
-        [sizes | schedule.as_attributes()],
-        problem.num_ranks,
-        list(range(problem.num_ranks)),
-        problem.dtype,
-        problem.hardware.num_sms,
-        **options,
-    )
+    return sizes | schedule.as_attributes()
+
+
+def _where(problem: Problem) -> tuple[int, list[int], str, int]:
+    """Ranks, their GPUs, dtype and CTAs of each."""
+    devices = list(range(problem.num_ranks))
+    return problem.num_ranks, devices, problem.dtype, problem.hardware.num_sms

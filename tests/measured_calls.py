@@ -7,6 +7,10 @@ from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
 
 
+def senders(number):
+    return Schedule(num_comm_ctas=number)
+
+
 def suite_problem(op, shape, num_ranks):
     """As the benchmark shapes them: the all-gather has n and k the other way."""
     m, n, k = shape
@@ -31,15 +35,23 @@ MEASURED_CALLS = [
         (REDUCESCATTER, CORE[5], NARROW, 123.2),
         (REDUCESCATTER, CORE[6], WIDE, 199.6),
         (REDUCESCATTER, CORE[6], NARROW, 205.9),
-        (ALLGATHER, CORE[1], WIDE, 832.3),
-        (ALLGATHER, CORE[3], WIDE, 368.8),
-        (ALLGATHER, CORE[4], WIDE, 712.0),
-        (ALLGATHER, CORE[5], WIDE, 122.4),
-        (ALLGATHER, CORE[6], WIDE, 222.7),
-        # Of another machine, where those of wide tiles were within 2% of the above.
-        (ALLGATHER, CORE[3], NARROW, 398.2),
-        (ALLGATHER, CORE[4], NARROW, 786.9),
-        (ALLGATHER, CORE[5], NARROW, 124.7),
-        (ALLGATHER, CORE[6], NARROW, 232.3),
+        # Of another machine, with a later kernel; by how many CTAs send, half of all first.
+        (ALLGATHER, CORE[1], WIDE, 859.4),
+        (ALLGATHER, CORE[1], senders(48), 853.1),
+        (ALLGATHER, CORE[1], senders(32), 860.5),
+        (ALLGATHER, CORE[2], WIDE, 1510.5),
+        (ALLGATHER, CORE[2], senders(32), 1486.6),
+        (ALLGATHER, CORE[2], senders(20), 1487.7),
+        (ALLGATHER, CORE[3], WIDE, 380.0),
+        (ALLGATHER, CORE[3], senders(48), 377.4),
+        (ALLGATHER, CORE[3], senders(32), 375.9),
+        (ALLGATHER, CORE[4], WIDE, 750.9),
+        (ALLGATHER, CORE[4], senders(32), 735.7),
+        (ALLGATHER, CORE[4], senders(20), 732.4),
+        (ALLGATHER, CORE[5], WIDE, 119.2),
+        (ALLGATHER, CORE[5], senders(48), 130.4),
+        (ALLGATHER, CORE[5], NARROW, 127.2),
+        (ALLGATHER, CORE[6], WIDE, 229.0),
+        (ALLGATHER, CORE[6], NARROW, 246.6),
     )
 ]

@@ -179,30 +179,42 @@ def test_lax_is_timed_on_the_devices_at_hand(op, short_dispatches, monkeypatch):
 
 class FakeFfi:
     def __init__(self, **result):
-        self.result = {"microseconds": 1.5, "wrong_elements": 0, "wrong_partials": 0} | result
+        self.result = {"wrong_elements": 0, "wrong_partials": 0} | result
+        self.made, self.timed = [], []
 
-    def run_virtual_ranks(self, problems, num_ranks, devices, dtype, num_ctas, **options):
-        self.call = (problems, num_ranks, devices, dtype, num_ctas, options)
+    def run_virtual_ranks(self, problems, num_ranks, devices, dtype, num_ctas, num_calls):
         return self.result
+
+    def TimedRanks(self, *arguments):  # noqa: N802
+        self.made.append(arguments)
+        return self
+
+    def microseconds(self, schedule, num_calls):
+        self.timed.append((schedule, num_calls))
+        return 1.5
 
 
 def test_driver_gets_the_product_of_one_rank(monkeypatch):
-    ffi = FakeFfi()
+    ffi, timer = FakeFfi(), GpuTimer()
     monkeypatch.setattr(runtime, "load_ffi", lambda: ffi)
     schedule = Schedule(tile_n=128, raster=8)
     problem = Problem(m=4096, n=8192, k=28672, num_ranks=2)
-    assert GpuTimer().fused_us(problem, schedule) == 1.5
-    (driven,), *where, options = ffi.call
+    assert timer.fused_us(problem, schedule) == 1.5
+    ((driven, *where),) = ffi.made
     assert driven["op"] == "matmul_allreduce"
-    assert (driven["m"], driven["n"], driven["k"]) == (4096, 8192, 14336)
-    assert (driven["tile_n"], driven["raster"], driven["w_transposed"]) == (128, 8, 0)
+    assert (driven["m"], driven["n"], driven["k"], driven["w_transposed"]) == (4096, 8192, 14336, 0)
     assert where == [2, [0, 1], "bfloat16", 132]
-    assert options["num_calls"] == 0
-    duration_us = options["num_timed_calls"] * predict(problem, schedule).total_us
-    assert duration_us == pytest.approx(50_000, rel=0.05)
+    ((timed, num_calls),) = ffi.timed
+    assert (timed["tile_n"], timed["raster"]) == (128, 8)
+    assert num_calls * predict(problem, schedule).total_us == pytest.approx(50_000, rel=0.05)
+    # Another schedule finds the operands where they are, another problem does not.
+    timer.fused_us(problem, Schedule())
+    assert len(ffi.made) == 1
     gather = Problem(op=ALLGATHER, m=4096, n=8192, k=1024, num_ranks=2)
-    GpuTimer().fused_us(gather, schedule)
-    assert (ffi.call[0][0]["m"], ffi.call[0][0]["n"], ffi.call[0][0]["k"]) == (4096, 4096, 1024)
+    timer.fused_us(gather, schedule)
+    assert len(ffi.made) == 2
+    driven = ffi.made[-1][0]
+    assert (driven["m"], driven["n"], driven["k"]) == (4096, 4096, 1024)
 
 
 @pytest.mark.parametrize("wrong", ["wrong_elements", "wrong_partials"])

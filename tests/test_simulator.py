@@ -36,7 +36,7 @@ def cases(*schedules):
         pytest.param(op, schedule, id=f"{op}, {schedule}")
         for op in OPS
         for schedule in schedules
-        if op != ALLGATHER or not (schedule.num_comm_ctas or schedule.narrow_tail)
+        if op != ALLGATHER or not schedule.narrow_tail
     ]
 
 
@@ -95,9 +95,9 @@ def test_conserves_tiles_and_bytes(op, schedule, num_ranks, num_sms):
     if op == ALLGATHER:
         assert len(reduced) == 0
         units = of_kind(simulation, Kind.SEND)
-        # Of 16 KB at most, a piece of 128 rows of a part of the columns after the other.
+        # Of eight rows, a piece of 128 rows of a part of the columns after the other.
         num_parts = -(-problem.k // GATHER_COLUMNS)
-        assert len(units) == num_ranks * num_parts * 128 * 2 * GATHER_COLUMNS // 16384
+        assert len(units) == num_ranks * num_parts * 128 // 8
     else:
         # Units of 4 KB of 16-bit elements, one after the other; the eight math warps each have an
         # equal part of what is kept. The last tiles are halves.
@@ -324,7 +324,6 @@ def test_same_input_same_timeline(op):
         ({}, Schedule(fused=False), {}, "must be a fused one"),
         ({"hardware": replace(H200, num_sms=4)}, COMM_CTAS, {}, "leaves no SM"),
         ({"op": ALLGATHER}, Schedule(num_spare_warps=0), {}, "num_spare_warps = 0"),
-        ({"op": ALLGATHER}, COMM_CTAS, {}, "num_comm_ctas = 4: the all-gather has none"),
         ({"op": ALLGATHER}, Schedule(narrow_tail=1), {}, "narrow_tail = 1: the all-gather has"),
         ({"op": ALLGATHER}, Schedule(rows_per_launch=128), {}, "the all-gather is one launch"),
         ({}, WIDE, {"start_us": [0, 0, 0]}, "must have num_ranks = 2 values"),

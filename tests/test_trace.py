@@ -1,5 +1,6 @@
 """Timelines of traced kernels: records, files, figures and the command."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, summarize
 from entwine_jax.trace import perfetto
 from entwine_jax.trace.events import RECORD, decode
-from entwine_jax.trace.record import agreement
+from entwine_jax.trace.record import NUM_RECORDS, agreement
 
 PROBLEM = Problem(m=1024, n=1024, k=1024, num_ranks=2)
 SIZES = ["--m", "1024", "--n", "1024", "--k", "1024", "--ranks", "2"]
@@ -37,8 +38,12 @@ def pack(events, stretch=1.0):
 
 @pytest.fixture
 def traced_kernel(monkeypatch):
-    """A machine whose kernel takes twice as long as simulated; holds what it was asked for."""
+    """A machine whose kernel takes twice as long as simulated, now and then longer or not so long.
+
+    Holds what it was asked for.
+    """
     calls = []
+    stretches = itertools.cycle([2.5, 2.0, 1.9, 2.6, 1.8])
 
     def run_virtual_ranks(problems, num_ranks, devices, dtype, num_ctas, **options):
         calls.append((problems, num_ranks, devices, dtype, num_ctas, options))
@@ -46,7 +51,7 @@ def traced_kernel(monkeypatch):
             "wrong_elements": 0,
             "wrong_partials": 0,
             "microseconds": 42.0,
-            "events": pack(simulate(PROBLEM, Schedule()).events, stretch=2.0),
+            "events": pack(simulate(PROBLEM, Schedule()).events, stretch=next(stretches)),
         }
 
     ffi = SimpleNamespace(run_virtual_ranks=run_virtual_ranks)
@@ -159,7 +164,8 @@ def test_command_traces_and_simulates(op, traced_kernel, tmp_path, capsys):
     plot, trace = tmp_path / "trace.png", tmp_path / "trace.json"
     argv = ["trace", "--op", op, *SIZES, "--schedule", "tile_n=256"]
     assert main([*argv, "--plot", str(plot), "--perfetto", str(trace)]) == 0
-    ((problems, num_ranks, devices, dtype, num_ctas, options),) = traced_kernel
+    assert len(traced_kernel) == NUM_RECORDS
+    problems, num_ranks, devices, dtype, num_ctas, options = traced_kernel[0]
     assert (num_ranks, devices, dtype, num_ctas) == (2, [0, 1], "bfloat16", 132)
     local = {"n": 512, "k": 1024} if op == "ag" else {"n": 1024, "k": 512}
     assert problems[0].items() >= ({"m": 1024} | local | Schedule().as_attributes()).items()

@@ -17,7 +17,7 @@ from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 from entwine_jax.schedule.table import EMPTY, Entry, Key, Table
 from entwine_jax.tune import command
 from entwine_jax.tune.record import LAX, Record, qualities, quality, read_records, write_records
-from entwine_jax.tune.search import num_measurements, schedules_to_time, time_problem
+from entwine_jax.tune.search import NUM_FINALISTS, num_measurements, schedules_to_time, time_problem
 
 SHAPES = "4096,8192,28672;1024,8192,8192;512,8192,28672"
 PROBLEMS = [
@@ -80,9 +80,37 @@ def test_rounds_are_interleaved_in_random_order():
     schedules = [schedule for _, schedule in timer.calls]
     size = len(tried) + 1
     rounds = [schedules[start : start + size] for start in range(0, len(schedules), size)]
-    assert len(rounds) == 4
-    assert all(Counter(part) == Counter([None, *tried]) for part in rounds)
-    assert len({tuple(map(str, part)) for part in rounds}) == 4
+    assert all(Counter(part) == Counter([None, *tried]) for part in rounds[:4])
+    assert len({tuple(map(str, part)) for part in rounds[:4]}) == 4
+    # Then a run-off.
+    schedules = schedules[4 * size :]
+    finalists = set(schedules)
+    assert len(finalists) == NUM_FINALISTS + 1
+    assert {None, FASTEST, decide(PROBLEMS[0]).schedule} < finalists
+    assert Counter(schedules) == Counter(9 * list(finalists))
+
+
+def test_times_of_a_run_off_are_those_of_its_rounds_alone():
+    class LuckyOnce(FakeTimer):
+        def fused_us(self, problem, schedule):
+            return super().fused_us(problem, schedule) - 50 * (len(self.calls) <= 3)
+
+    record = time_one(LuckyOnce(), num_rounds=1)
+    times = dict(record.fused_us)
+    finalists = [record.fused_us[position][0] for position in record.finalists]
+    assert len(finalists) == NUM_FINALISTS
+    assert all(
+        times[schedule] == pytest.approx(true_us(schedule), abs=0.5) for schedule in finalists
+    )
+    # However low the times of the others are.
+    assert record.entry.schedule in finalists
+
+
+def test_few_schedules_go_into_the_run_off_at_once():
+    timer = FakeTimer()
+    record = time_one(timer, at_most=3, num_rounds=2)
+    assert len(record.finalists) == len(record.fused_us) == 3
+    assert len(timer.calls) == 5 * 4
 
 
 def test_median_is_not_moved_by_one_outlier():
@@ -123,7 +151,7 @@ def test_number_of_measurements_is_known_before():
 def make_record(lax_us, by_model, by_table, *fused_us, problem=PROBLEMS[0]):
     schedules = [Schedule(raster=raster + 1) for raster in range(len(fused_us))]
     pairs = tuple(zip(schedules, fused_us, strict=True))
-    return Record(Key.of(problem), lax_us, pairs, by_model, by_table)
+    return Record(Key.of(problem), lax_us, pairs, tuple(range(len(pairs))), by_model, by_table)
 
 
 def test_quality_of_choice():
@@ -153,8 +181,11 @@ def test_records_are_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"by_model": 2}, "by_model must be a position"),
-        ({"by_table": -2}, "by_table must be a position"),
+        ({"by_model": 2}, "by_model must be one of finalists"),
+        ({"by_table": -2}, "by_table must be one of finalists"),
+        ({"finalists": []}, "finalists must be positions"),
+        ({"finalists": [0, 2]}, "finalists must be positions"),
+        ({"finalists": [0, True]}, "finalists must be positions"),
         ({"fused": []}, "must not be empty"),
         ({"fused": [3]}, r"fused\[0\] must be an object"),
         ({"lax_us": 0}, "lax_us must be above 0"),
@@ -206,7 +237,7 @@ def test_command_writes_a_table_that_the_selector_takes(tune, tmp_path, monkeypa
 
 
 def test_command_goes_on_where_it_was_interrupted(tune, capsys):
-    per_shape = len(schedules_to_time(PROBLEMS[0], EMPTY, 8)[0]) * 2 + 2
+    per_shape = num_measurements(PROBLEMS[:1], EMPTY, 8, 2)
     interrupted = FakeTimer(stop=KeyboardInterrupt(), stop_at=per_shape + 5)
     assert tune(timer=interrupted)[0] == 130
     assert "interrupted: 1 of 3 shapes measured" in capsys.readouterr().err
@@ -237,8 +268,8 @@ def test_command_keeps_all_times_and_goes_on_by_them(tune, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("timer", "status", "message"),
     [
-        (FakeTimer(stop=RuntimeError("rank 1 did not arrive"), stop_at=25), 1, "did not arrive"),
-        (FakeTimer(stop=OSError("disk is full"), stop_at=25), 1, "disk is full"),
+        (FakeTimer(stop=RuntimeError("rank 1 did not arrive"), stop_at=55), 1, "did not arrive"),
+        (FakeTimer(stop=OSError("disk is full"), stop_at=55), 1, "disk is full"),
         (FakeTimer(wrong=True), 1, "WRONG RESULT: 3 wrong elements"),
     ],
 )
@@ -261,7 +292,7 @@ def test_command_stops_where_another_process_has_spoilt_the_table(tune, tmp_path
 def test_command_ends_when_its_time_is_over(tune, monkeypatch, capsys):
     clock = iter(range(10_000))
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    assert tune("--seconds", "30")[0] == 0
+    assert tune("--seconds", "60")[0] == 0
     assert "out of time: 1 of 3 shapes measured" in capsys.readouterr().err
     assert list(tune.table().entries) == [Key.of(PROBLEMS[0])]
 

@@ -16,8 +16,13 @@ TILE_WIDTHS = (256, 128)
 # brought nothing.
 PLACEMENTS = ((0, 1), (0, 2), (2, 0), (4, 0), (8, 0), (16, 0), (0, 0))
 
-# (raster, push_spread) that tuning tries beside the defaults, which all candidates have.
+# All-gather: CTAs that send. The fewest that fill the links in time disturb the matmul least.
+SENDERS = (0, 48, 32, 20, 12)
+
+# (raster, push_spread) that tuning tries beside the defaults, which all candidates have. The
+# all-gather pushes no tiles.
 VARIATIONS = ((8, 80), (32, 80), (16, 0), (16, 40))
+GATHER_VARIATIONS = ((8, 80), (32, 80))
 
 
 def candidates(
@@ -44,26 +49,28 @@ def tuning_candidates(
     legal, rejected = candidates(problem, slot_bytes)
     usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
     # One of each tile width; in halves where there are such.
-    first_of_width = {s.tile_n: s for s in reversed(usual)}.values()
+    last_of_width = {s.tile_n: s for s in usual}.values()
     varied = [
         replace(schedule, raster=raster, push_spread=push_spread)
-        for schedule in first_of_width
-        for raster, push_spread in VARIATIONS
+        for schedule in last_of_width
+        for raster, push_spread in (GATHER_VARIATIONS if problem.op == ALLGATHER else VARIATIONS)
     ]
     return (*legal, *varied, *_split(problem, slot_bytes)), rejected
 
 
 def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
     """Every schedule that is considered, whether it can run or not."""
+    placements = [(s, 1) for s in SENDERS] if problem.op == ALLGATHER else PLACEMENTS
     all_placements = [
         Schedule(tile_n=tile_n, num_comm_ctas=num_comm_ctas, num_spare_warps=num_spare_warps)
         for tile_n in TILE_WIDTHS
-        for num_comm_ctas, num_spare_warps in PLACEMENTS
+        for num_comm_ctas, num_spare_warps in placements
     ]
-    if problem.op == ALLREDUCE:
-        # What is finished last is sent twice; in the reduce-scatter it is not sent at all.
-        yield replace(all_placements[0], narrow_tail=_last_tiles(problem, slot_bytes))
     yield from all_placements
+    if problem.op == ALLREDUCE:
+        # What is finished last is sent twice; in the reduce-scatter it is not sent at all. (Behind
+        # the narrow tiles, which all tiles in halves are.)
+        yield replace(all_placements[0], narrow_tail=_last_tiles(problem, slot_bytes))
 
 
 def _split(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:

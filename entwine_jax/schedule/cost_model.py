@@ -5,15 +5,17 @@ The fused kernel, for each launch:
     launch + max(matmul + left over + drain, head + link) + latency     where results are sent
     launch + max(head + matmul, link + drain) + latency                 where rows are gathered
 
-    matmul    waves x time of a tile, waves rounded up: the last wave costs as much as a full one
+    matmul    waves x time of a tile, waves rounded up: the last wave costs nearly as much as a full
+              one
     drain     what follows the longer of the two: the tiles of the last wave finish together, and
               their bytes then have the link to wait for (the reduce-scatter's own ones, which are
               its last, have none); of gathered rows, the last columns arrive and are multiplied by
               one wave of tiles
     left over what dedicated communication CTAs could not forward while the matmul ran
-    head      the link idles until the first tiles are finished; of gathered rows, the first columns
-              are waited for where there is but one wave of tiles
-    link      all bytes of the launch at the rate of stores over NVLink
+    head      the link idles until the first tiles are finished; of gathered rows, what is waited
+              for: the first columns where there is hardly a wave of own rows, else a band of rows
+    link      all bytes of the launch at the rate of stores over NVLink; of gathered rows, at what
+              the senders can do where that is less
     latency   flags and the last reduction, after the last byte
 
 Plain lax is launch + matmul + collective, the latter around a ring of all ranks: with two of them
@@ -29,6 +31,9 @@ from entwine_jax.schedule.layout import (
     last_items,
     last_wave,
     launches,
+    num_bands_sent,
+    num_gemm_ctas,
+    num_senders,
     num_tiles,
 )
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
@@ -58,6 +63,28 @@ COMM_CTA_GB_S = 17.0
 # What a matmul that is bound by reading its weights takes beside launch and bytes: its first loads.
 # Fitted with memory_gb_s to XLA's matmul; the fused kernel takes so much longer.
 MEMORY_HEAD_US, FUSED_MEMORY_HEAD_US = 3.0, 4.0
+
+# The matmul of plain lax against one alone: while a collective runs the tensor cores rest, and the
+# power that they save then raises the clock. From 111 problems on two H200s, timed by `tune`.
+LAX_MATMUL_RATE = 1.05
+
+# So much of an idle SM's share of the power is of use to the others: a last wave that is half full
+# takes 15% less than a full one. From the same 111 problems, as 1.05 above; 0.2 to 0.5 fit as well.
+IDLE_SMS_GAIN = 0.3
+
+# A sender of the all-gather, in us: for each row of 4 KB, for each copy of it to a peer, and to
+# count eight rows; and how much longer that takes beside mainloops. Measured on two GPUs, the
+# copies to more than one peer on four with units of four rows.
+SENDER_ROW_US, SENDER_COPY_US, SENDER_COUNT_US = 0.25, 0.19, 1.5
+SENDER_BUSY_FACTOR = 1.15
+ROWS_PER_COUNT, SENT_ROW_BYTES = 8, 2 * GATHER_COLUMNS
+
+# What senders in all CTAs would add to the matmul, for each peer.
+SENDERS_SLOWDOWN = 0.04
+
+# Gathered rows come in bands, and of a band the last columns at its end: rows are waited for unless
+# a band is there so much earlier than its share of the matmul alone would ask for.
+BAND_SLACK = 1.5
 
 BYTES_PER_US_AT_1_GB_S = 1e3
 
@@ -116,7 +143,7 @@ def predict_lax(problem: Problem) -> Prediction:
         REDUCESCATTER: hardware.reducescatter,
         ALLGATHER: hardware.allgather,
     }[problem.op]
-    matmul_us = plain_matmul_us(problem)
+    matmul_us = max(plain_matmul_us(problem) / LAX_MATMUL_RATE, memory_time_us(problem))
     num_steps = ring_steps(problem.op, problem.num_ranks)
     collective_us = collective.time_us(problem.wire_bytes, num_steps) if num_steps else 0.0
     return Prediction(
@@ -153,7 +180,7 @@ def plain_matmul_us(problem: Problem) -> float:
         # Its tiles know nothing of the blocks that the ranks scatter or gather.
         num_tiles_m = ceil_div(problem.m, schedule.tile_m)
         tiles = num_tiles_m * ceil_div(problem.n_local, schedule.tile_n)
-        waves = ceil_div(tiles, num_sms) if tiles >= num_sms else tiles / num_sms
+        waves = waves_time(tiles, num_sms) if tiles >= num_sms else tiles / num_sms
         times.append(waves * tile_time_us(problem, schedule))
     return max(min(times), memory_time_us(problem))
 
@@ -162,17 +189,22 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     """One launch of an op that sends its result tiles."""
     hardware = problem.hardware
     link_bytes_per_us = hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S
-    num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
+    num_ctas = num_gemm_ctas(problem, schedule)
     tile_us = _op_tile_time_us(problem, schedule)
-    waves = _waves(problem, schedule, num_gemm_ctas)
+    waves = _waves(problem, schedule, num_ctas)
     matmul_us = max(waves * tile_us, FUSED_MEMORY_HEAD_US + memory_time_us(problem))
     sent_bytes = problem.wire_bytes * _partials_factor(problem, schedule)
-    link_us = sent_bytes / (link_bytes_per_us * tile_factor(schedule, NARROW_TILE_LINK_RATE))
-    last_bytes = _last_share(problem, schedule, num_gemm_ctas) * sent_bytes
+    # Halves are narrow tiles, and where all are, so is the first.
+    all_halved = schedule.narrow_tail >= num_tiles(problem, schedule)
+    link_factor = (
+        NARROW_TILE_LINK_RATE if all_halved else tile_factor(schedule, NARROW_TILE_LINK_RATE)
+    )
+    link_us = sent_bytes / (link_bytes_per_us * link_factor)
+    last_bytes = _last_share(problem, schedule, num_ctas) * sent_bytes
     drain_us = last_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
     latency_us = FLAGS_IN_TAIL[problem.op] * hardware.flag_latency_us + TAIL_LOCAL_US
-    head_us = tile_us / schedule.split_k
+    head_us = tile_us / schedule.split_k / (2 if all_halved else 1)
     longest_us = max(matmul_us + left_over_us + drain_us, head_us + link_us)
     return Prediction(
         schedule=schedule,
@@ -187,13 +219,19 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     )
 
 
-def _waves(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> float:
-    """Waves, in times of a whole tile."""
+def _waves(problem: Problem, schedule: Schedule, num_ctas: int) -> float:
+    """Time of all waves, in times of a whole tile while all SMs compute."""
     tiles, parts = num_tiles(problem, schedule), schedule.split_k
     halved = min(schedule.narrow_tail, tiles)
-    whole_waves = ceil_div((tiles - halved) * parts, num_gemm_ctas)
-    half_waves = ceil_div(2 * halved * parts, num_gemm_ctas)
+    whole_waves = waves_time((tiles - halved) * parts, num_ctas)
+    half_waves = waves_time(2 * halved * parts, num_ctas)
     return (whole_waves + half_waves / 2 / NARROW_TILE_RATE) / parts
+
+
+def waves_time(tiles: int, num_sms: int) -> float:
+    """Time of all waves of so many tiles, in times of a tile while all SMs compute."""
+    waves = ceil_div(tiles, num_sms)
+    return waves - IDLE_SMS_GAIN * (waves - tiles / num_sms)
 
 
 def _partials_factor(problem: Problem, schedule: Schedule) -> float:
@@ -201,12 +239,12 @@ def _partials_factor(problem: Problem, schedule: Schedule) -> float:
     return (schedule.split_k + 1) / 2 if problem.op == ALLREDUCE else float(schedule.split_k)
 
 
-def _last_share(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> float:
+def _last_share(problem: Problem, schedule: Schedule, num_ctas: int) -> float:
     """Share of the bytes sent that are those of the last wave."""
     tiles = num_tiles(problem, schedule)
     halved = min(schedule.narrow_tail, tiles)
     parts, sent_tiles = schedule.split_k, float(tiles)
-    items = last_wave((2 * halved or tiles) * parts, num_gemm_ctas) / parts
+    items = last_wave((2 * halved or tiles) * parts, num_ctas) / parts
     if problem.op == REDUCESCATTER:
         # A rank does not send its own items, and they are its last.
         items -= min(items, last_items(problem, schedule))
@@ -216,14 +254,22 @@ def _last_share(problem: Problem, schedule: Schedule, num_gemm_ctas: int) -> flo
 
 def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     """One launch of an op that gathers its rows: its own come first, and hide the first bytes."""
-    hardware = problem.hardware
-    num_gemm_ctas = hardware.num_sms - schedule.num_comm_ctas
-    waves = ceil_div(num_tiles(problem, schedule), num_gemm_ctas)
+    hardware, num_peers = problem.hardware, problem.num_ranks - 1
+    tiles = num_tiles(problem, schedule)
     num_parts = ceil_div(problem.k_local, GATHER_COLUMNS)
     tile_us = _op_tile_time_us(problem, schedule)
-    matmul_us = max(waves * tile_us, memory_time_us(problem))
-    link_us = problem.wire_bytes / (hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S)
-    head_us = link_us / num_parts if waves == 1 else 0.0
+    senders = num_senders(problem, schedule)
+    slowdown = 1 + SENDERS_SLOWDOWN * num_peers * senders / hardware.num_sms
+    matmul_us = max(
+        waves_time(tiles, hardware.num_sms) * tile_us * slowdown, memory_time_us(problem)
+    )
+    sent_gb_s = min(hardware.store_link_gb_s, senders * _sender_gb_s(num_peers))
+    link_us = problem.wire_bytes / (sent_gb_s * BYTES_PER_US_AT_1_GB_S)
+    if tiles < 2 * hardware.num_sms:
+        # SMs that begin with rows of others hold up all.
+        head_us = BAND_SLACK * link_us / num_parts
+    else:
+        head_us = _waits_for_bands_us(problem, schedule, matmul_us, link_us)
     drain_us = tile_us / num_parts
     longest_us = max(head_us + matmul_us, link_us + drain_us)
     return Prediction(
@@ -236,6 +282,30 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
         drain_us=drain_us,
         latency_us=hardware.flag_latency_us,
     )
+
+
+def _waits_for_bands_us(
+    problem: Problem, schedule: Schedule, matmul_us: float, link_us: float
+) -> float:
+    """What the matmul waits for the first or for the last band of the others' rows."""
+    num_bands = num_bands_sent(problem, schedule)
+    own_us = matmul_us / problem.num_ranks
+    band_us = (matmul_us - own_us) / num_bands
+    first_us = BAND_SLACK * link_us / num_bands - own_us
+    last_us = BAND_SLACK * link_us - (matmul_us - band_us)
+    return max(first_us, last_us, 0.0)
+
+
+def _sender_gb_s(num_peers: int) -> float:
+    """What one sender of the all-gather sends to all peers together."""
+    unit_us = SENDER_COUNT_US + sender_rows_us(ROWS_PER_COUNT, num_peers)
+    unit_us *= SENDER_BUSY_FACTOR
+    return ROWS_PER_COUNT * SENT_ROW_BYTES * num_peers / (unit_us * BYTES_PER_US_AT_1_GB_S)
+
+
+def sender_rows_us(num_rows: int, num_peers: int) -> float:
+    """What a sender of the all-gather needs to issue the copies of so many rows to all peers."""
+    return num_rows * (SENDER_ROW_US + SENDER_COPY_US * num_peers)
 
 
 def tile_time_us(problem: Problem, schedule: Schedule) -> float:

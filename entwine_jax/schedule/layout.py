@@ -47,9 +47,27 @@ def last_items(problem: Problem, schedule: Schedule) -> int:
     rank are its own, so they are no more than it owns.
     """
     items = num_items(problem, schedule)
-    num_ctas = problem.hardware.num_sms - schedule.num_comm_ctas
-    last = ceil_div(last_wave(items * schedule.split_k, num_ctas), schedule.split_k)
+    last = ceil_div(
+        last_wave(items * schedule.split_k, num_gemm_ctas(problem, schedule)), schedule.split_k
+    )
     return min(last, items // problem.num_ranks) if problem.op == REDUCESCATTER else last
+
+
+def num_gemm_ctas(problem: Problem, schedule: Schedule) -> int:
+    """CTAs that compute tiles."""
+    dedicated = 0 if problem.op == ALLGATHER else schedule.num_comm_ctas
+    return problem.hardware.num_sms - dedicated
+
+
+def num_senders(problem: Problem, schedule: Schedule) -> int:
+    """All-gather: CTAs that send rows beside computing."""
+    return schedule.num_comm_ctas or max(problem.hardware.num_sms // 2, 1)
+
+
+def num_bands_sent(problem: Problem, schedule: Schedule) -> int:
+    """All-gather: bands of tile rows in which a rank sends its rows, column by column in each."""
+    rows = _num_tile_rows(problem, schedule)
+    return ceil_div(rows, min(ceil_div(schedule.raster, problem.num_ranks - 1), rows))
 
 
 def num_pieces(problem: Problem, schedule: Schedule) -> int:

@@ -62,8 +62,6 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
         return None
     if schedule.num_spare_warps == 0:
         return "num_spare_warps = 0: the all-gather sends its rows with them"
-    if schedule.num_comm_ctas:
-        return f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has none"
     if schedule.narrow_tail:
         return f"narrow_tail = {schedule.narrow_tail}: the all-gather has tiles of one shape"
     if schedule.split_k > 1:

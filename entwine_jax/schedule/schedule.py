@@ -14,9 +14,11 @@ class Schedule:
         tile_m: rows of an output tile; 128.
         tile_n: columns of an output tile, 256 or 128. Narrow tiles multiply at a lower rate, but
             leave half as much to be sent after the last wave.
-        num_comm_ctas: CTAs that only reduce and forward, 0 to 64. Each takes one SM.
+        num_comm_ctas: CTAs that only reduce and forward, 0 to 64. Each takes one SM. All-gather:
+            CTAs of which a spare warp sends rows while the others compute; 0 is half of all.
         num_spare_warps: warps of every GEMM CTA that reduce and forward, 0 to 2. Where this and
-            num_comm_ctas are both 0, the warps that have run out of tiles do it all.
+            num_comm_ctas are both 0, the warps that have run out of tiles do it all. All-gather: 1
+            or 2, of which one sends.
         raster: tile rows of a band; inside a band tiles are visited column by column, 1 to 1024.
         push_spread: percent of the next tile's time over which the pushes of a finished tile are
             spread, 0 to 100.

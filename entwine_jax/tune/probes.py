@@ -57,7 +57,8 @@ class JaxProbes:
 
     def fused_us(self, problem: Problem, schedule: Schedule) -> float:
         """Of the fused kernel."""
-        return statistics.median(GpuTimer().fused_us(problem, schedule) for _ in range(NUM_ROUNDS))
+        timer = GpuTimer()
+        return statistics.median(timer.fused_us(problem, schedule) for _ in range(NUM_ROUNDS))
 
     def _call_us(self, call: Call, x_shape: tuple, w_shape: tuple, w_spec: P) -> float:
         def draw(key, shape, spec):

@@ -21,20 +21,23 @@ LAX = -1
 class Record(NamedTuple):
     """Times of one problem in us: of plain lax and of fused schedules.
 
-    by_model and by_table are positions in fused_us, or LAX: what was chosen without and with the
-    tables that were in force before.
+    finalists are the positions in fused_us of those that were timed once more, to compare them.
+    by_model and by_table are two of them, or LAX: what was chosen without and with the tables that
+    were in force before.
     """
 
     key: Key
     lax_us: float
     fused_us: tuple[tuple[Schedule, float], ...]
+    finalists: tuple[int, ...]
     by_model: int
     by_table: int
 
     @property
     def entry(self) -> Entry:
         """The entry of a table: the fastest fused schedule beside plain lax."""
-        schedule, fused_us = min(self.fused_us, key=lambda pair: pair[1])
+        finalists = (self.fused_us[position] for position in self.finalists)
+        schedule, fused_us = min(finalists, key=lambda pair: pair[1])
         return Entry(schedule, fused_us, self.lax_us)
 
     @property
@@ -96,13 +99,21 @@ def read_records(path: Path) -> list[Record]:
     return [_parse(item, f"records[{position}]") for position, item in enumerate(items)]
 
 
-_FIELDS = {**Key.__annotations__, "lax_us": float, "fused": list, "by_model": int, "by_table": int}
+_FIELDS = {
+    **Key.__annotations__,
+    "lax_us": float,
+    "fused": list,
+    "finalists": list,
+    "by_model": int,
+    "by_table": int,
+}
 
 
 def _as_json(record: Record) -> dict[str, object]:
     return {
         **record.key._asdict(),
         "lax_us": record.lax_us,
+        "finalists": list(record.finalists),
         "by_model": record.by_model,
         "by_table": record.by_table,
         "fused": [
@@ -122,13 +133,19 @@ def _parse(item: object, where: str) -> Record:
         place = f"{where}.fused[{position}]"
         document.record(timed, place, {"schedule": dict, "fused_us": float})
         parsed.append(table.parse_entry({**about, **timed}, place))
+    finalists = fields["finalists"]
+    if not finalists or not all(
+        type(position) is int and 0 <= position < len(parsed) for position in finalists
+    ):
+        raise document.RefusedError(f"{where}.finalists must be positions in fused")
     for name in ("by_model", "by_table"):
-        if not LAX <= fields[name] < len(parsed):
-            raise document.RefusedError(f"{where}.{name} must be a position in fused, or {LAX}")
+        if fields[name] not in (LAX, *finalists):
+            raise document.RefusedError(f"{where}.{name} must be one of finalists, or {LAX}")
     return Record(
         key=parsed[0][0],
         lax_us=fields["lax_us"],
         fused_us=tuple((entry.schedule, entry.fused_us) for _, entry in parsed),
+        finalists=tuple(finalists),
         by_model=fields["by_model"],
         by_table=fields["by_table"],
     )

@@ -37,8 +37,16 @@ struct Rank {
   TraceBuffer trace{};
 };
 
+// Whatever the dtype.
+class Ranks {
+ public:
+  virtual ~Ranks() = default;
+  virtual VirtualRanksResult run() = 0;
+  virtual double time_calls(const Schedule& schedule, int num_calls) = 0;
+};
+
 template <class Element>
-class VirtualRanks {
+class VirtualRanks : public Ranks {
  public:
   explicit VirtualRanks(const VirtualRanksRequest& request)
       : request_(request), ranks_(request.num_ranks) {
@@ -52,7 +60,7 @@ class VirtualRanks {
     }
   }
 
-  ~VirtualRanks() {
+  ~VirtualRanks() override {
     for (Rank& rank : ranks_) {
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
@@ -61,9 +69,9 @@ class VirtualRanks {
     }
   }
 
-  VirtualRanksResult run() {
+  VirtualRanksResult run() override {
     VirtualRanksResult result{};
-    if (request_.num_calls > 0) {
+    if (verifies()) {
       make_products();
       result.wrong_partials = take_wrong();
       std::unique_ptr<HeldSms> held;
@@ -85,9 +93,40 @@ class VirtualRanks {
       if (held != nullptr) held->check_still_held();
     }
     result.wrong_elements = take_wrong();
-    if (request_.num_timed_calls > 0) result.microseconds = time_calls();
+    if (request_.num_timed_calls > 0) {
+      result.microseconds = time_calls(request_.problems[0].schedule, request_.num_timed_calls);
+    }
     if (request_.traced) result.events = trace_call();
     return result;
+  }
+
+  // Of the first problem, with this schedule in place of its own.
+  double time_calls(const Schedule& schedule, int num_calls) override {
+    constexpr int kNumWarmUps = 3;
+    for (int call = -kNumWarmUps; call < num_calls; call++) {
+      for (int r = 0; r < request_.num_ranks; r++) {
+        Rank& rank = ranks_[r];
+        check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+        if (call == 0) {
+          check_cuda(cudaEventRecord(rank.begin, rank.stream), "recording an event");
+        }
+        const int set = (call + kNumWarmUps) % kNumSets;
+        const Call one = make_call(request_.problems[0], rank.buffers[0], set);
+        launch_call(one, schedule, rank.window, request_.num_ctas, rank.stream);
+      }
+    }
+    for (Rank& rank : ranks_) {
+      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
+      check_cuda(cudaEventRecord(rank.end, rank.stream), "recording an event");
+    }
+    synchronize();
+    float slowest = 0;
+    for (Rank& rank : ranks_) {
+      float milliseconds = 0;
+      check_cuda(cudaEventElapsedTime(&milliseconds, rank.begin, rank.end), "reading an event");
+      slowest = std::max(slowest, milliseconds);
+    }
+    return slowest * 1e3 / num_calls;
   }
 
  private:
@@ -118,10 +157,12 @@ class VirtualRanks {
     check_cuda(cudaEventCreate(&rank.end), "creating an event");
     const size_t slot_bytes = size_t{256} << 20;
     rank.shared = std::make_unique<RankMemory>(slot_bytes);
-    rank.alone = std::make_unique<RankMemory>(slot_bytes);
-    rank.alone_window = window_of(*rank.alone, 0, 1);
-    rank.alone_window.control[0] = rank.alone->control();
-    rank.alone_window.slots[0] = rank.alone->slots();
+    if (verifies()) {
+      rank.alone = std::make_unique<RankMemory>(slot_bytes);
+      rank.alone_window = window_of(*rank.alone, 0, 1);
+      rank.alone_window.control[0] = rank.alone->control();
+      rank.alone_window.slots[0] = rank.alone->slots();
+    }
     rank.wrong = std::make_unique<DeviceBuffer>(sizeof(unsigned long long));
     check_cuda(cudaMemset(rank.wrong->as<void>(), 0, sizeof(unsigned long long)), "clearing");
     for (const VirtualProblem& problem : request_.problems) {
@@ -129,6 +170,9 @@ class VirtualRanks {
     }
     check_cuda(cudaDeviceSynchronize(), "filling the inputs");
   }
+
+  // What calls are verified by takes memory and time of its own.
+  bool verifies() const { return request_.num_calls > 0; }
 
   bool gathers(const VirtualProblem& problem) const { return problem.op == Op::kAllGather; }
 
@@ -147,16 +191,16 @@ class VirtualRanks {
     const size_t x_size = x_rows(problem) * problem.k, w_size = problem.k * problem.n;
     Buffers buffers;
     buffers.w = make(w_size);
-    buffers.part_of_x = make(x_size);
+    if (verifies()) buffers.part_of_x = make(x_size);
     fill_random<<<kBlocks, kThreads>>>(buffers.w->as<Element>(), w_size, seed, 0.25f);
     for (int set = 0; set < kNumSets; set++) {
       buffers.x[set] = make(x_size);
-      for (int part = 0; part < problem.schedule.split_k; part++) {
+      for (int part = 0; verifies() && part < problem.schedule.split_k; part++) {
         buffers.product[set].push_back(make(problem.m * problem.n));
       }
       buffers.output[set] = make(output_rows(problem) * problem.n);
       if (gathers(problem)) {
-        buffers.whole_x[set] = make(problem.m * problem.k);
+        if (verifies()) buffers.whole_x[set] = make(problem.m * problem.k);
         buffers.gathered[set] = make(problem.m * problem.k);
       }
       fill_random<<<kBlocks, kThreads>>>(buffers.x[set]->as<Element>(), x_size,
@@ -337,30 +381,6 @@ class VirtualRanks {
                                                      rank.wrong->template as<unsigned long long>());
   }
 
-  double time_calls() {
-    for (int call = -3; call < request_.num_timed_calls; call++) {
-      if (call == 0) {
-        for (Rank& rank : ranks_) {
-          check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-          check_cuda(cudaEventRecord(rank.begin, rank.stream), "recording an event");
-        }
-      }
-      enqueue(call + 3, false);
-    }
-    float slowest = 0;
-    for (Rank& rank : ranks_) {
-      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      check_cuda(cudaEventRecord(rank.end, rank.stream), "recording an event");
-    }
-    synchronize();
-    for (Rank& rank : ranks_) {
-      float milliseconds = 0;
-      check_cuda(cudaEventElapsedTime(&milliseconds, rank.begin, rank.end), "reading an event");
-      slowest = std::max(slowest, milliseconds);
-    }
-    return slowest * 1e3 / request_.num_timed_calls;
-  }
-
   // The call is traced behind others, so that all ranks are in step when it begins.
   std::vector<TraceEvent> trace_call() {
     constexpr uint32_t kCapacity = 1 << 20;
@@ -433,9 +453,7 @@ class VirtualRanks {
   std::vector<Rank> ranks_;
 };
 
-}  // namespace
-
-VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
+void check(const VirtualRanksRequest& request) {
   if (request.num_ranks < 1 || request.num_ranks > kMaxRanks || request.devices.empty()) {
     throw InvalidCall("num_ranks=" + std::to_string(request.num_ranks) +
                       ": must be in 1..8, on at least one device");
@@ -447,16 +465,48 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
         problem.schedule.split_k * request.num_ranks > kMaxSources) {
       throw InvalidCall(
           "problems: m, n, k, num_batches, tile_m, tile_n and split_k must be positive, and "
-          "split_k at "
-          "most 8 / num_ranks");
+          "split_k at most 8 / num_ranks");
     }
   }
   if (request.problems.empty()) throw InvalidCall("problems: there must be at least one");
+  if (request.num_timed_calls > 0 && request.problems.size() > 1) {
+    throw InvalidCall("num_timed_calls: calls of one problem can be timed");
+  }
   if (request.traced && request.dtype != Dtype::kBfloat16) {
     throw InvalidCall("dtype: only bfloat16 calls can be traced");
   }
-  if (request.dtype == Dtype::kFloat16) return VirtualRanks<__half>(request).run();
-  return VirtualRanks<__nv_bfloat16>(request).run();
+}
+
+std::unique_ptr<Ranks> make_ranks(const VirtualRanksRequest& request) {
+  check(request);
+  if (request.dtype == Dtype::kFloat16) return std::make_unique<VirtualRanks<__half>>(request);
+  return std::make_unique<VirtualRanks<__nv_bfloat16>>(request);
+}
+
+}  // namespace
+
+VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request) {
+  return make_ranks(request)->run();
+}
+
+struct TimedRanks::Impl {
+  VirtualRanksRequest request;
+  std::unique_ptr<Ranks> ranks;
+};
+
+TimedRanks::TimedRanks(VirtualRanksRequest request)
+    : impl_(std::make_unique<Impl>(std::move(request))) {
+  impl_->request.num_calls = 0;
+  impl_->ranks = make_ranks(impl_->request);
+}
+
+TimedRanks::~TimedRanks() = default;
+
+double TimedRanks::microseconds(const Schedule& schedule, int num_calls) {
+  if (num_calls < 1) {
+    throw InvalidCall("num_calls=" + std::to_string(num_calls) + ": must be 1 or more");
+  }
+  return impl_->ranks->time_calls(schedule, num_calls);
 }
 
 }  // namespace entwine

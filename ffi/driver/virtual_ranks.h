@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "launch/launch.h"
@@ -25,13 +26,13 @@ struct VirtualRanksRequest {
   int num_ranks;
   std::vector<int> devices;  // rank r runs on devices[r % devices.size()]
   Dtype dtype;
-  int num_ctas;       // grid of each rank; ranks that share a GPU must all fit on it
-  int resident_ctas;  // > 0: so many SMs of a GPU are free, the others are held by another kernel
-  int held_devices;   // > 0: of so many GPUs only, the first ones
-  int num_calls;      // verified calls, back to back
-  int num_timed_calls;
-  int late_ms;       // the last rank's kernels are enqueued so much later
-  int missing_rank;  // >= 0: this rank launches nothing (the others must end in an error)
+  int num_ctas;         // grid of each rank; ranks that share a GPU must all fit on it
+  int resident_ctas;    // > 0: so many SMs of a GPU are free, the others are held by another kernel
+  int held_devices;     // > 0: of so many GPUs only, the first ones
+  int num_calls;        // verified calls, back to back
+  int num_timed_calls;  // of the one problem
+  int late_ms;          // the last rank's kernels are enqueued so much later
+  int missing_rank;     // >= 0: this rank launches nothing (the others must end in an error)
   uint64_t seed;
   double deadline_seconds;
   bool traced;  // record the events of one call behind the timed ones
@@ -41,10 +42,24 @@ struct VirtualRanksResult {
   int64_t
       wrong_elements;  // of all outputs: not the rank-order float32 sum of the partials, bitwise
   int64_t wrong_partials;  // of sampled elements of a rank's own product: off against float64
-  double microseconds;     // a call, slowest rank; 0 if not timed
+  double microseconds;     // a call of the one problem, slowest rank; 0 if not timed
   std::vector<TraceEvent> events;  // of all ranks, by the clock of rank 0
 };
 
 VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request);
+
+// Times calls of one problem with one schedule after the other, on operands that stay: between two
+// schedules the GPUs idle for less than a millisecond, and so stay at the clock of sustained work.
+class TimedRanks {
+ public:
+  explicit TimedRanks(VirtualRanksRequest request);
+  ~TimedRanks();
+  // Of a call, slowest rank. The problem's own schedule plays no part.
+  double microseconds(const Schedule& schedule, int num_calls);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace entwine

@@ -14,6 +14,8 @@ namespace nb = nanobind;
 namespace entwine {
 namespace {
 
+constexpr double kDriverDeadlineSeconds = 10.0;
+
 nb::capsule handler(XLA_FFI_Error* (*function)(XLA_FFI_CallFrame*)) {
   return nb::capsule(reinterpret_cast<void*>(function));
 }
@@ -94,6 +96,14 @@ Op op_of(const std::string& name) {
   throw InvalidCall("op=" + name + ": must be one of the three ops");
 }
 
+// The fields of a Schedule, among others or not.
+Schedule schedule_of(nb::dict fields) {
+  const auto field = [&](const char* name) { return nb::cast<int64_t>(fields[name]); };
+  return {field("tile_m"),          field("tile_n"),  field("num_comm_ctas"),
+          field("num_spare_warps"), field("raster"),  field("push_spread"),
+          field("narrow_tail"),     field("split_k"), field("rows_per_launch")};
+}
+
 // A problem is a dict of op, m, n, k, num_batches, w_transposed and the fields of a Schedule.
 VirtualProblem problem_of(nb::dict problem) {
   const auto field = [&](const char* name) { return nb::cast<int64_t>(problem[name]); };
@@ -103,9 +113,7 @@ VirtualProblem problem_of(nb::dict problem) {
           field("k"),
           field("num_batches"),
           field("w_transposed") != 0,
-          {field("tile_m"), field("tile_n"), field("num_comm_ctas"), field("num_spare_warps"),
-           field("raster"), field("push_spread"), field("narrow_tail"), field("split_k"),
-           field("rows_per_launch")}};
+          schedule_of(problem)};
 }
 
 nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> devices,
@@ -144,6 +152,26 @@ nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> device
   return out;
 }
 
+void make_timed_ranks(TimedRanks* self, nb::dict problem, int num_ranks, std::vector<int> devices,
+                      const std::string& dtype, int num_ctas) {
+  VirtualRanksRequest request{};
+  request.problems = {problem_of(problem)};
+  request.num_ranks = num_ranks;
+  request.devices = std::move(devices);
+  request.dtype = dtype_of(dtype);
+  request.num_ctas = num_ctas;
+  request.missing_rank = -1;
+  request.deadline_seconds = kDriverDeadlineSeconds;
+  const nb::gil_scoped_release release;
+  new (self) TimedRanks(std::move(request));
+}
+
+double timed_microseconds(TimedRanks& ranks, nb::dict schedule, int num_calls) {
+  const Schedule fields = schedule_of(schedule);
+  const nb::gil_scoped_release release;
+  return ranks.microseconds(fields, num_calls);
+}
+
 }  // namespace
 
 void bind_cuda(nb::module_& m) {
@@ -163,7 +191,7 @@ void bind_cuda(nb::module_& m) {
       nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
       nb::arg("held_devices") = 0, nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0,
       nb::arg("late_ms") = 0, nb::arg("missing_rank") = -1, nb::arg("seed") = 0,
-      nb::arg("deadline_seconds") = 10.0, nb::arg("trace") = false,
+      nb::arg("deadline_seconds") = kDriverDeadlineSeconds, nb::arg("trace") = false,
       nb::sig(
           "def run_virtual_ranks(problems: list[dict[str, object]], num_ranks: int, "
           "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
@@ -171,6 +199,14 @@ void bind_cuda(nb::module_& m) {
           "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0, "
           "trace: bool = False) -> dict[str, typing.Any]"),
       "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
+  nb::class_<TimedRanks>(m, "TimedRanks", "Times calls of one problem, on operands that stay.")
+      .def("__init__", make_timed_ranks, nb::arg("problem"), nb::arg("num_ranks"),
+           nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"),
+           nb::sig("def __init__(self, problem: dict[str, object], num_ranks: int, "
+                   "devices: list[int], dtype: str, num_ctas: int) -> None"))
+      .def("microseconds", timed_microseconds, nb::arg("schedule"), nb::arg("num_calls"),
+           nb::sig("def microseconds(self, schedule: dict[str, int], num_calls: int) -> float"),
+           "Time of a call with this schedule, slowest rank.");
 }
 
 }  // namespace entwine

@@ -35,7 +35,7 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   const int first_item = communicates ? -1 : claim_item(params);
   ptx::mbarrier_init(&shared.buffer_full, kNumMathWarps);
   ptx::mbarrier_init(&shared.buffer_empty, 1);
-  ptx::mbarrier_init(&shared.staging_full, 1);
+  for (uint64_t& full : shared.staging_full) ptx::mbarrier_init(&full, 1);
   for (int i = 0; i < kWorkRing; i++) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
     ptx::mbarrier_init(&shared.work_empty[i], (kNumMathWarps + 1) * 32);  // and the push warp

@@ -13,8 +13,12 @@
 
 namespace entwine {
 
-constexpr int kPieceRowBytes = kGatherColumns * 2;            // of 16 bits
-constexpr int kRowsPerUnit = kStagingBytes / kPieceRowBytes;  // what a sender holds at a time
+constexpr int kPieceRowBytes = kGatherColumns * 2;  // of 16 bits
+static_assert(kStagingBytes == kStagingSlots * kPieceRowBytes);
+
+// What a sender claims and counts at a time. To count takes as long as to send four rows.
+constexpr int kRowsPerUnit = 8;
+static_assert(kRowsPerUnit / kStagingSlots % 2 == 0, "every unit begins with the same phase");
 
 // One unit: kRowsPerUnit rows of a piece.
 struct GatherUnit {
@@ -38,110 +42,146 @@ __device__ __forceinline__ GatherUnit gather_unit(int unit, int num_tile_rows, i
           in_part % units_of_piece * kRowsPerUnit};
 }
 
-// Copies `num_rows` rows of a piece through the staging memory to the same place of every rank's
-// gathered x. `peer_output` of lane p is that of rank p. On return all of it is written at the peers; the
-// own copy, for which nobody waits, may still be under way.
+// Where the rows of a unit are and go to, in bytes.
+struct UnitRows {
+  const unsigned char* source;
+  size_t offset;       // in every rank's gathered x
+  uint32_t num_bytes;  // of a row
+  int num_rows;
+  int slot;  // of the flag of its piece; negative: there are no more units
+  int tile_row;
+};
+
 template <class Config>
-__device__ __forceinline__ void send_rows(const PeerWindow& window, SharedStorage<Config>& shared,
-                                          unsigned char* staging, const unsigned char* source,
-                                          size_t offset, size_t row_bytes, int num_rows,
-                                          uint32_t num_bytes, const void* peer_output,
-                                          uint32_t phase) {
-  const bool leads = threadIdx.x % 32 == 0;
-  if (leads) {
-    ptx::mbarrier_arrive_expect(&shared.staging_full, num_rows * num_bytes);
-    for (int r = 0; r < num_rows; r++) {
-      ptx::bulk_load(staging + r * kPieceRowBytes, source + r * row_bytes, num_bytes,
-                     &shared.staging_full);
-    }
-  }
-  wait_phase(window, &shared.staging_full, phase);
-  for (int turn = 1; turn <= window.num_ranks; turn++) {
-    int peer = window.rank + turn;
-    if (peer >= window.num_ranks) peer -= window.num_ranks;
-    const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
-    if (leads) {
-      unsigned char* destination = reinterpret_cast<unsigned char*>(address) + offset;
-      for (int r = 0; r < num_rows; r++) {
-        ptx::bulk_store(destination + r * row_bytes, staging + r * kPieceRowBytes, num_bytes);
-      }
-      ptx::bulk_commit();
-      ptx::bulk_wait_source_read();
-    }
-  }
-  // The last group is the own copy.
-  if (leads) ptx::bulk_wait_complete_but_last();
-  __syncwarp();
+__device__ __forceinline__ UnitRows unit_rows(const FusedParams<Config>& params, int unit_idx,
+                                              int num_tile_rows, int num_parts, int rows_of_band) {
+  constexpr int kElementBytes = sizeof(typename Config::Element);
+  const PeerWindow& window = params.window;
+  const GatherUnit unit = gather_unit(unit_idx, num_tile_rows, num_parts, rows_of_band, kTileM);
+  const auto [batch, row, valid_rows] = row_in_block(unit.tile_row, params.order);
+  const size_t block_rows = params.block_rows.value;
+  const size_t row_bytes = static_cast<size_t>(params.k) * kElementBytes;
+  const size_t in_shard = batch * block_rows + row + unit.row;
+  const size_t in_gathered = (batch * window.num_ranks + window.rank) * block_rows + row + unit.row;
+  const int first_column = unit.column_part * kGatherColumns;
+  const size_t in_row = static_cast<size_t>(first_column) * kElementBytes;
+  return {static_cast<const unsigned char*>(params.x) + in_shard * row_bytes + in_row,
+          in_gathered * row_bytes + in_row,
+          static_cast<uint32_t>(min(kGatherColumns, params.k - first_column) * kElementBytes),
+          max(min(kRowsPerUnit, valid_rows - unit.row), 0),
+          piece_slot(unit.tile_row, unit.column_part, num_parts),
+          unit.tile_row};
 }
 
-// Takes units until none is left. Waits for nothing but the start of the peers' kernels.
+// One thread: starts the load of a row into its slot, which has been read. Without such a row the slot is
+// full at once.
+template <class Config>
+__device__ __forceinline__ void load_row(SharedStorage<Config>& shared, unsigned char* staging,
+                                         const UnitRows& rows, size_t row_bytes, int row) {
+  const int slot = row % kStagingSlots;
+  uint64_t* full = &shared.staging_full[slot];
+  const bool exists = row < rows.num_rows;
+  ptx::mbarrier_arrive_expect(full, exists ? rows.num_bytes : 0);
+  if (exists) {
+    ptx::bulk_load(staging + slot * kPieceRowBytes, rows.source + row * row_bytes, rows.num_bytes,
+                   full);
+  }
+}
+
+// A warp that knows that its copies of a unit are complete counts it; the one that counts the last unit of
+// a piece tells the peers. Every sender's copies (async proxy) come before its proxy fence, and that
+// before its count, which releases it; the last count acquires all of them, and passes them on to the
+// release of the flags.
+template <class Config>
+__device__ __forceinline__ void count_unit(const PeerWindow& window, uint64_t epoch, int slot) {
+  constexpr uint32_t kUnitsPerPiece = kTileM / kRowsPerUnit;
+  const int lane = threadIdx.x % 32;
+  bool complete = false;
+  if (lane == 0) {
+    ptx::fence_proxy_async_global();
+    uint32_t* sent = window.control[window.rank]->units_sent(slot, window.max_slots);
+    complete = ptx::add_acq_rel_gpu(sent, 1) + 1 == kUnitsPerPiece;
+    if (complete) *sent = 0;
+  }
+  complete = __shfl_sync(~0u, complete, 0);
+  __syncwarp();  // orders lane 0's count before the other lanes' releases
+  if (complete && lane < window.num_ranks && lane != window.rank) {
+    ptx::store_release_system(window.control[lane]->rows_ready(slot, window.rank), epoch);
+  }
+}
+
+// Takes units until none is left, and copies their rows through the staging memory to the same place of
+// every rank's gathered x. While a row is on its way out the next ones are on their way in, those of the
+// next unit too; and a unit is counted when the next one is on its way out. (What limits a sender is the
+// time that one warp takes to issue all this.) Waits for nothing but the start of the peers' kernels.
 template <class Config>
 __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
-  constexpr int kElementBytes = sizeof(typename Config::Element);
   const PeerWindow& window = params.window;
   ControlBlock* control = window.control[window.rank];
   const int lane = threadIdx.x % 32;
   const int num_rows = num_tile_rows(params.order.blocks, kTileM);
   const int num_parts = num_column_parts(params.k);
-  constexpr int kUnitsPerPiece = kTileM / kRowsPerUnit;
-  const int num_units = num_rows * num_parts * kUnitsPerPiece;
+  const int num_units = num_rows * num_parts * (kTileM / kRowsPerUnit);
   // A band of the raster holds so many tile rows of each of the other ranks.
   const int rows_of_band =
       min(ceil_div(params.order.raster.rows_of_band.value, window.num_ranks - 1), num_rows);
-  const size_t row_bytes = static_cast<size_t>(params.k) * kElementBytes;
+  const size_t row_bytes = static_cast<size_t>(params.k) * sizeof(typename Config::Element);
+  unsigned char* stage = staging(shared, params.tile_n);
+  const auto claim = [&] { return lane == 0 ? atomicAdd(&control->next_unit, 1u) : 0u; };
+  const auto rows_of = [&](uint32_t claimed) {
+    const int unit_idx = static_cast<int>(__shfl_sync(~0u, claimed, 0));
+    if (unit_idx >= num_units) return UnitRows{nullptr, 0, 0, 0, -1, -1};
+    return unit_rows(params, unit_idx, num_rows, num_parts, rows_of_band);
+  };
+
+  UnitRows unit = rows_of(claim());
+  if (unit.slot < 0) return;
+  if (lane == 0) {
+    for (int row = 0; row < kStagingSlots - 1; row++) load_row(shared, stage, unit, row_bytes, row);
+  }
+  uint32_t claimed = claim();  // on its way while the peers are waited for
   const void* peer_output = nullptr;
-  uint32_t phase = 0;
-  for (;;) {
-    int unit_idx = 0;
-    if (lane == 0) unit_idx = atomicAdd(&control->next_unit, 1u);
-    unit_idx = __shfl_sync(~0u, unit_idx, 0);
-    if (unit_idx >= num_units) break;
-    if (peer_output == nullptr && lane < window.num_ranks) {
-      peer_output = wait_peer_output(window, lane, shared.epoch);
-    }
-    __syncwarp();
-    const GatherUnit unit = gather_unit(unit_idx, num_rows, num_parts, rows_of_band, kTileM);
-    const auto [batch, row, valid_rows] = row_in_block(unit.tile_row, params.order);
-    const int rows_of_unit = min(kRowsPerUnit, valid_rows - unit.row);
-    if (rows_of_unit > 0) {
-      const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
-      const size_t block_rows = params.block_rows.value;
-      const size_t in_shard = batch * block_rows + row + unit.row;
-      const size_t in_gathered =
-          (batch * window.num_ranks + window.rank) * block_rows + row + unit.row;
-      const int first_column = unit.column_part * kGatherColumns;
-      const int columns = min(kGatherColumns, params.k - first_column);
-      const size_t in_row = static_cast<size_t>(first_column) * kElementBytes;
-      send_rows(window, shared, staging(shared, params.tile_n),
-                static_cast<const unsigned char*>(params.x) + in_shard * row_bytes + in_row,
-                in_gathered * row_bytes + in_row, row_bytes, rows_of_unit, columns * kElementBytes,
-                peer_output, phase);
-      phase ^= 1;
-    }
-    // The sender of the last unit of a piece tells the peers. Every sender's copies (async proxy) come
-    // before its proxy fence, that and the fence at system scope before its count; the fence behind
-    // the count passes all of them on to the release of the flags.
-    const int slot = piece_slot(unit.tile_row, unit.column_part, num_parts);
-    bool complete = false;
-    if (lane == 0) {
-      ptx::fence_proxy_async_global();
-      ptx::fence_system();
-      uint32_t* sent = control->units_sent(slot, window.max_slots);
-      complete = atomicAdd(sent, 1u) + 1 == kUnitsPerPiece;
-      if (complete) {
-        ptx::fence_system();
-        *sent = 0;
+  if (lane < window.num_ranks) peer_output = wait_peer_output(window, lane, shared.epoch);
+  __syncwarp();
+  int sent_slot = -1;  // of the unit before
+  while (unit.slot >= 0) {
+    const UnitRows next = rows_of(claimed);
+    if (next.slot >= 0) claimed = claim();
+    const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
+    for (int row = 0; row < kRowsPerUnit; row++) {
+      const int slot = row % kStagingSlots;
+      wait_phase(window, &shared.staging_full[slot], row / kStagingSlots & 1);
+      for (int turn = 1; turn <= window.num_ranks; turn++) {
+        int peer = window.rank + turn;
+        if (peer >= window.num_ranks) peer -= window.num_ranks;
+        const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
+        if (lane == 0 && row < unit.num_rows) {
+          ptx::bulk_store(reinterpret_cast<unsigned char*>(address) + unit.offset + row * row_bytes,
+                          stage + slot * kPieceRowBytes, unit.num_bytes);
+        }
+      }
+      if (lane == 0) {
+        ptx::bulk_commit();
+        // The row before has been read, so its slot can be filled.
+        ptx::bulk_wait_source_read<1>();
+        const int ahead = row + kStagingSlots - 1;
+        if (ahead < kRowsPerUnit) {
+          load_row(shared, stage, unit, row_bytes, ahead);
+        } else if (next.slot >= 0) {
+          load_row(shared, stage, next, row_bytes, ahead - kRowsPerUnit);
+        }
+      }
+      if (row == kStagingSlots - 1 && sent_slot >= 0) {
+        if (lane == 0) ptx::bulk_wait_complete<kStagingSlots>();
+        count_unit<Config>(window, shared.epoch, sent_slot);
       }
     }
-    complete = __shfl_sync(~0u, complete, 0);
-    __syncwarp();  // orders lane 0's fence before the other lanes' releases
-    if (complete && lane < window.num_ranks && lane != window.rank) {
-      ptx::store_release_system(window.control[lane]->rows_ready(slot, window.rank), shared.epoch);
-    }
+    sent_slot = unit.slot;
+    unit = next;
   }
-  if (lane == 0) ptx::bulk_wait_complete();
-  __syncwarp();
+  if (lane == 0) ptx::bulk_wait_complete<0>();
+  count_unit<Config>(window, shared.epoch, sent_slot);
 }
 
 }  // namespace entwine

@@ -19,8 +19,8 @@ constexpr int kWorkRing = 4;
 // Warps 0 and 1 load and push, those from here on may communicate.
 constexpr int kFirstSpareWarp = 2;
 
-// AllGather: what a sender holds at a time.
-constexpr int kStagingBytes = 16384;
+// AllGather: what a sender holds at a time, a row of a piece in each slot.
+constexpr int kStagingBytes = 16384, kStagingSlots = 4;
 
 template <class Config>
 struct SharedStorage {
@@ -37,7 +37,7 @@ struct SharedStorage {
   alignas(16) TileWork work[kWorkRing];
   uint64_t work_full[kWorkRing], work_empty[kWorkRing];
   uint64_t buffer_full, buffer_empty;
-  uint64_t staging_full;
+  uint64_t staging_full[kStagingSlots];
   int first_item;  // negative: this CTA communicates
   bool sends;      // AllGather: this CTA has a sender
   uint64_t epoch;

@@ -84,9 +84,12 @@ inline OwnSlots own_slots(Op op, const ItemLayout& layout, int last_wave,
   return {owned(layout.items.num_whole), owned(layout.num_items - last_wave)};
 }
 
-// AllGather: fewer senders do not fill the links in time, more of them slow the mainloops down.
-// Measured with a sender in every tenth CTA to one in each.
-constexpr int kCtasPerSender = 2;
+// AllGather: CTAs that send beside computing. Fewer do not fill the links in time, more of them slow the
+// mainloops down.
+inline int num_senders(const Schedule& schedule, int num_ctas) {
+  const int given = static_cast<int>(schedule.num_comm_ctas);
+  return given > 0 ? given : std::max(1, num_ctas / 2);
+}
 
 template <class Config>
 void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& schedule,
@@ -138,8 +141,8 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .own_last = kScatters ? last_wave : 0,
       .x_box_bytes = static_cast<int>(box_rows) * kTileK * 2,
       .num_k_tiles = num_k_tiles(k, split_k),
-      .num_comm_ctas = static_cast<int>(schedule.num_comm_ctas),
-      .num_senders = kGathers ? std::max(1, num_ctas / kCtasPerSender) : 0,
+      .num_comm_ctas = kGathers ? 0 : static_cast<int>(schedule.num_comm_ctas),
+      .num_senders = kGathers ? num_senders(schedule, num_ctas) : 0,
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),
       .num_turns = make_divisor(ceil_div(num_ctas, num_ranks)),

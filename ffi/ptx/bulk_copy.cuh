@@ -51,20 +51,17 @@ __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// All committed copies of this thread have read their source: the buffer may be written again.
-// Nothing is said about the destination.
+// All committed copies of this thread but the last kPending groups have read their source: the buffer may be
+// written again. Nothing is said about the destination.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_source_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// All committed copies of this thread are complete: the destination is written.
+// All committed copies of this thread but the last kPending groups are complete: the destination is written.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_complete() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-// The same without the group that was committed last.
-__device__ __forceinline__ void bulk_wait_complete_but_last() {
-  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // Stores four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8.

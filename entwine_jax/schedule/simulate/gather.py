@@ -2,50 +2,45 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
+from entwine_jax.schedule.cost_model import (
+    ROWS_PER_COUNT,
+    SENDER_BUSY_FACTOR,
+    SENDER_COUNT_US,
+    sender_rows_us,
+)
 from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div
 from entwine_jax.schedule.simulate.links import Message
 from entwine_jax.schedule.simulate.rank import FIRST_SPARE_WARP, Cta, Rank
-from entwine_jax.schedule.simulate.rates import (
-    COMPLETION_US,
-    FENCE_US,
-    PUSH_GB_S,
-    ROWS_PER_SEND,
-    STAGE_US,
-)
+from entwine_jax.schedule.simulate.rates import COMPLETION_US, STAGE_US
 from entwine_jax.schedule.timeline import Kind
 
 # Source, row of tiles, part of the columns.
 Piece = tuple[int, int, int]
 
 
-class Unit(NamedTuple):
-    """What a sender sends at a time: rows of a piece (row of tiles, part of the columns)."""
-
-    cta: Cta
-    start_us: float
-    piece: tuple[int, int]
-    num_bytes: float
-
-
 class Gather:
     """Senders take this rank's rows unit by unit; and what has arrived of the others' rows."""
 
     def __init__(
-        self, rank: Rank, valid_rows: list[int], tile_m: int, k: int, item_bytes: int, raster: int
+        self,
+        rank: Rank,
+        num_senders: int,
+        valid_rows: list[int],
+        tile_m: int,
+        k: int,
+        item_bytes: int,
+        raster: int,
     ) -> None:
         self._rank = rank
-        # Half of the CTAs fill the links.
-        self._num_senders = max(rank.num_compute_ctas // 2, 1)
+        self._num_senders = num_senders
         self._valid_rows = valid_rows
         self._k = k
         self._item_bytes = item_bytes
         num_ranks = len(rank.world.ranks)
         self._peers = [(rank.index + i) % num_ranks for i in range(1, num_ranks)]
         self._num_parts = ceil_div(k, GATHER_COLUMNS)
-        self._units_per_piece = tile_m // ROWS_PER_SEND
+        self._units_per_piece = tile_m // ROWS_PER_COUNT
         self._num_units = len(valid_rows) * self._num_parts * self._units_per_piece
         self._rows_of_band = min(ceil_div(raster, num_ranks - 1), len(valid_rows))
         self._next_unit = 0
@@ -65,7 +60,9 @@ class Gather:
             return
         if num_warps > 1:
             self._rank.retire(now, cta, num_warps - 1)
-        self._claim(now, cta)
+        # The loads of the next units are under way while a unit is sent.
+        started_us = max(now + STAGE_US, self.peers_started_us)
+        self._rank.world.events.at(started_us, self._claim, cta)
 
     def _claim(self, now: float, cta: Cta) -> None:
         if self._next_unit == self._num_units:
@@ -73,12 +70,25 @@ class Gather:
             return
         tile_row, part, row = self._unit(self._next_unit)
         self._next_unit += 1
-        start = max(now, self.peers_started_us)
-        loaded = start + self._rank.busy(STAGE_US)
-        rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_SEND)
+        rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_COUNT)
         num_bytes = rows * round(self._shares[part] * self._k) * self._item_bytes
-        unit = Unit(cta, start, (tile_row, part), num_bytes)
-        self._rank.world.events.at(loaded, self._send, unit)
+        piece = (tile_row, part)
+        issued_us = now + self._busy_us(sender_rows_us(rows, len(self._peers)))
+
+        def sent(left: float, arrived: float) -> None:
+            # Counted while the next one is sent. Staging memory is free when it has been read.
+            end = max(issued_us, left)
+            counted_us = max(end, arrived + COMPLETION_US) + self._busy_us(SENDER_COUNT_US)
+            next_us = end + self._busy_us(SENDER_COUNT_US)
+            self._rank.record(Kind.SEND, now, end, None, cta.index, FIRST_SPARE_WARP)
+            self._rank.world.events.at(counted_us, self._count, piece)
+            self._rank.world.events.at(next_us, self._claim, cta)
+
+        message = Message(self._peers, num_bytes, sent, at_once=False)
+        self._rank.world.links.send(now, self._rank.index, message)
+
+    def _busy_us(self, idle_us: float) -> float:
+        return self._rank.busy((idle_us, idle_us * SENDER_BUSY_FACTOR))
 
     def _unit(self, unit: int) -> tuple[int, int, int]:
         """Row of tiles, part of the columns and first row of a unit, in the order of sending."""
@@ -88,30 +98,16 @@ class Gather:
         rows = min(self._rows_of_band, len(self._valid_rows) - first_row)
         part, in_part = divmod(in_band, rows * self._units_per_piece)
         tile_row, piece_unit = divmod(in_part, self._units_per_piece)
-        return first_row + tile_row, part, piece_unit * ROWS_PER_SEND
+        return first_row + tile_row, part, piece_unit * ROWS_PER_COUNT
 
-    def _send(self, now: float, unit: Unit) -> None:
-        copy_us = unit.num_bytes / (PUSH_GB_S * BYTES_PER_US_AT_1_GB_S)
-
-        def sent(left: float, arrived: float) -> None:
-            # One copy after the other, the own one last; then all are complete.
-            read = max(left, now + len(self._peers) * copy_us) + copy_us
-            end = max(read, arrived) + COMPLETION_US + FENCE_US
-            self._rank.record(Kind.SEND, unit.start_us, end, None, unit.cta.index, FIRST_SPARE_WARP)
-            self._rank.world.events.at(end, self._count, unit)
-
-        message = Message(self._peers, unit.num_bytes, sent, at_once=False)
-        self._rank.world.links.send(now, self._rank.index, message)
-
-    def _count(self, now: float, unit: Unit) -> None:
-        self._num_sent[unit.piece] += 1
-        if self._num_sent[unit.piece] == self._units_per_piece:
+    def _count(self, now: float, piece: tuple[int, int]) -> None:
+        self._num_sent[piece] += 1
+        if self._num_sent[piece] == self._units_per_piece:
             ready_us = now + self._rank.world.rates.flag_us
             for peer in self._peers:
                 self._rank.world.events.at(
-                    ready_us, self.gathers[peer].rows_ready, (self._rank.index, *unit.piece)
+                    ready_us, self.gathers[peer].rows_ready, (self._rank.index, *piece)
                 )
-        self._claim(now, unit.cta)
 
     def rows_ready(self, now: float, piece: Piece) -> None:
         """A piece of a source's rows is here."""

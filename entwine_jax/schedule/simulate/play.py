@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entwine_jax.schedule.layout import ceil_div, launches
+from entwine_jax.schedule.layout import ceil_div, launches, num_gemm_ctas, num_senders
 from entwine_jax.schedule.legality import why_unfit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
@@ -124,7 +124,7 @@ def _play(
     buffer_bytes = BUFFER_US * rates.link_bytes_per_us
     links = Links(events, num_ranks, rates.link_bytes_per_us, buffer_bytes)
     world = World(events, links, rates)
-    num_compute_ctas = problem.hardware.num_sms - schedule.num_comm_ctas
+    num_compute_ctas = num_gemm_ctas(problem, schedule)
     tiles = tiles_of(problem, schedule, 0)
     for index in range(num_ranks):
         if problem.op != ALLREDUCE:
@@ -166,7 +166,7 @@ def _add_reduction_ctas(world: World, problem: Problem, schedule: Schedule) -> N
         rank.communication = reduction
         _start_ctas(
             rank,
-            schedule,
+            schedule.num_comm_ctas,
             lambda index, rank=rank, reduction=reduction: ComputeCta(
                 index,
                 rank,
@@ -185,7 +185,15 @@ def _add_gather_ctas(world: World, problem: Problem, schedule: Schedule) -> None
         for row in range(tiles_per_block)
     ]
     gathers = [
-        Gather(rank, rows, schedule.tile_m, problem.k_local, problem.item_bytes, schedule.raster)
+        Gather(
+            rank,
+            num_senders(problem, schedule),
+            rows,
+            schedule.tile_m,
+            problem.k_local,
+            problem.item_bytes,
+            schedule.raster,
+        )
         for rank in world.ranks
     ]
     started_us = max(rank.start_us for rank in world.ranks) + world.rates.flag_us
@@ -195,18 +203,18 @@ def _add_gather_ctas(world: World, problem: Problem, schedule: Schedule) -> None
         rank.communication = gather
         _start_ctas(
             rank,
-            schedule,
+            0,
             lambda index, rank=rank, gather=gather: ComputeCta(
                 index, rank, schedule.num_spare_warps, rows=gather
             ),
         )
 
 
-def _start_ctas(rank: Rank, schedule: Schedule, make: Callable[[int], ComputeCta]) -> None:
+def _start_ctas(rank: Rank, num_comm_ctas: int, make: Callable[[int], ComputeCta]) -> None:
     """The first CTA to arrive computes, the next ones communicate, the others compute."""
     events = rank.world.events
-    for index in range(rank.num_compute_ctas + schedule.num_comm_ctas):
-        if 1 <= index <= schedule.num_comm_ctas:
+    for index in range(rank.num_compute_ctas + num_comm_ctas):
+        if 1 <= index <= num_comm_ctas:
             cta = Cta(index, rank.start_us, NUM_WARPS)
             events.at(rank.start_us, rank.communication.join, cta, 0, NUM_WARPS)
         else:

@@ -14,15 +14,13 @@ from entwine_jax.schedule.cost_model import (
     tile_factor,
     tile_time_us,
 )
-from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div, num_tiles
+from entwine_jax.schedule.layout import ceil_div, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
 # The kernel's own numbers: ffi/kernels/config.cuh, gather.cuh, gemm.cuh.
 TILE_K = 64
 UNIT_BYTES = 4096
-STAGING_BYTES = 16384  # what a sender of rows holds at a time
-ROWS_PER_SEND = STAGING_BYTES // (2 * GATHER_COLUMNS)
 FLOPS_PER_CYCLE = 4096
 PANEL_COLUMNS = 64
 
@@ -39,7 +37,7 @@ PACED_PUSH_GB_S = 16.0
 # From the last byte on the link to its sender's knowledge that it has arrived.
 COMPLETION_US = 0.7
 
-# A system-wide fence: at the end of a unit of rows, and of a CTA before it counts what it stored.
+# A system-wide fence: of a CTA before it counts what it stored.
 FENCE_US = 1.0
 
 # From the last work of a CTA's warps to its end, without that fence: measured.
@@ -53,8 +51,8 @@ FLAGS_US = 0.9
 # Without and with all SMs multiplying, which keeps the memory system busy: measured on two ranks.
 SUM_US_PER_SLOT = (0.6, 1.25)
 
-# A sender loads a unit of rows into its staging memory: without and with all SMs multiplying.
-STAGE_US = (1.2, 2.0)
+# A sender of rows: from its first load to its first store.
+STAGE_US = 1.5
 
 # The mainloop's own loads queue behind stores to a congested link: each us in which more wait than
 # the buffers on the way hold adds so much to the mainloops under way.
