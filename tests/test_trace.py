@@ -18,7 +18,7 @@ from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, summarize
 from entwine_jax.trace import perfetto
 from entwine_jax.trace.events import RECORD, decode
-from entwine_jax.trace.record import NUM_RECORDS, agreement
+from entwine_jax.trace.record import VERIFIED_CALLS, agreement
 
 PROBLEM = Problem(m=1024, n=1024, k=1024, num_ranks=2)
 SIZES = ["--m", "1024", "--n", "1024", "--k", "1024", "--ranks", "2"]
@@ -164,7 +164,7 @@ def test_command_traces_and_simulates(op, traced_kernel, tmp_path, capsys):
     plot, trace = tmp_path / "trace.png", tmp_path / "trace.json"
     argv = ["trace", "--op", op, *SIZES, "--schedule", "tile_n=256"]
     assert main([*argv, "--plot", str(plot), "--perfetto", str(trace)]) == 0
-    assert len(traced_kernel) == NUM_RECORDS
+    assert len(traced_kernel) == len(VERIFIED_CALLS)
     problems, num_ranks, devices, dtype, num_ctas, options = traced_kernel[0]
     assert (num_ranks, devices, dtype, num_ctas) == (2, [0, 1], "bfloat16", 132)
     local = {"n": 512, "k": 1024} if op == "ag" else {"n": 1024, "k": 512}

@@ -38,7 +38,7 @@ def run_kernels():
     problems = [
         {"op": op, "m": 260, "n": 520, "k": 136, "num_batches": 1, "w_transposed": w_transposed}
         | schedule.as_attributes()
-        | ({"narrow_tail": 0, "num_comm_ctas": 0, "split_k": 1} if op == ALLGATHER else {})
+        | ({"narrow_tail": 0, "split_k": 1} if op == ALLGATHER else {})
         for op in OPS
         for w_transposed in (0, 1)
         for schedule in schedules

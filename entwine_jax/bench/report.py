@@ -41,7 +41,10 @@ BREAKDOWN_LEGEND = (
     "tiles; the rest, which no matmul hides; of that, what follows the last tile."
 )
 
-GATHERED_SIZES = " Here x is [m / P, n] and w is [n, k / P]."
+GATHERED_SIZES = (
+    " Here x is [m / P, n] and w is [n, k / P]; comm CTAs compute too, and 0 stands for half of "
+    "all."
+)
 
 
 def columns(settings: Settings) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.layout import ceil_div, last_wave, launches, num_tiles
 from entwine_jax.schedule.legality import MAX_SOURCES, Rejection, fit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
@@ -17,7 +18,7 @@ TILE_WIDTHS = (256, 128)
 PLACEMENTS = ((0, 1), (0, 2), (2, 0), (4, 0), (8, 0), (16, 0), (0, 0))
 
 # All-gather: CTAs that send. The fewest that fill the links in time disturb the matmul least.
-SENDERS = (0, 48, 32, 20, 12)
+SENDERS = (0, 48, 32, 20)
 
 # (raster, push_spread) that tuning tries beside the defaults, which all candidates have. The
 # all-gather pushes no tiles.
@@ -47,12 +48,15 @@ def tuning_candidates(
 ) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
     """What tuning measures, at most 24: the candidates, variations of the usual one, parts of k."""
     legal, rejected = candidates(problem, slot_bytes)
-    usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
     # One of each tile width; in halves where there are such.
-    last_of_width = {s.tile_n: s for s in usual}.values()
+    usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
+    varied_ones = {s.tile_n: s for s in usual}
+    if problem.op == ALLGATHER:
+        by_time = sorted(legal, key=lambda s: predict(problem, s).total_us, reverse=True)
+        varied_ones = {s.tile_n: s for s in by_time}
     varied = [
         replace(schedule, raster=raster, push_spread=push_spread)
-        for schedule in last_of_width
+        for schedule in varied_ones.values()
         for raster, push_spread in (GATHER_VARIATIONS if problem.op == ALLGATHER else VARIATIONS)
     ]
     return (*legal, *varied, *_split(problem, slot_bytes)), rejected

@@ -5,7 +5,7 @@ The fused kernel, for each launch:
     launch + max(matmul + left over + drain, head + link) + latency     where results are sent
     launch + max(head + matmul, link + drain) + latency                 where rows are gathered
 
-    matmul    waves x time of a tile, waves rounded up: the last wave costs nearly as much as a full
+    matmul    waves x time of a tile, waves rounded up: a last wave of few tiles costs 0.7 of a full
               one
     drain     what follows the longer of the two: the tiles of the last wave finish together, and
               their bytes then have the link to wait for (the reduce-scatter's own ones, which are
@@ -13,7 +13,7 @@ The fused kernel, for each launch:
               one wave of tiles
     left over what dedicated communication CTAs could not forward while the matmul ran
     head      the link idles until the first tiles are finished; of gathered rows, what is waited
-              for: the first columns where there is hardly a wave of own rows, else a band of rows
+              for: the first columns where own rows are less than a wave, else a band of rows
     link      all bytes of the launch at the rate of stores over NVLink; of gathered rows, at what
               the senders can do where that is less
     latency   flags and the last reduction, after the last byte
@@ -72,19 +72,21 @@ LAX_MATMUL_RATE = 1.05
 # takes 15% less than a full one. From the same 111 problems, as 1.05 above; 0.2 to 0.5 fit as well.
 IDLE_SMS_GAIN = 0.3
 
-# A sender of the all-gather, in us: for each row of 4 KB, for each copy of it to a peer, and to
-# count eight rows; and how much longer that takes beside mainloops. Measured on two GPUs, the
-# copies to more than one peer on four with units of four rows.
-SENDER_ROW_US, SENDER_COPY_US, SENDER_COUNT_US = 0.25, 0.19, 1.5
+# A sender of the all-gather, in us: for each row of 4 KB, for each copy of it to a peer, and for
+# each unit of eight rows; and how much longer that takes beside mainloops. Measured on two GPUs;
+# copies to more than one peer on four, with an earlier sender.
+SENDER_ROW_US, SENDER_COPY_US, SENDER_UNIT_US = 0.22, 0.16, 1.5
 SENDER_BUSY_FACTOR = 1.15
-ROWS_PER_COUNT, SENT_ROW_BYTES = 8, 2 * GATHER_COLUMNS
+ROWS_PER_UNIT = 8  # kRowsPerUnit of ffi/kernels/gather.cuh
 
-# What senders in all CTAs would add to the matmul, for each peer.
+# What senders in all CTAs would add to the matmul, for each peer; not measured for more than three.
 SENDERS_SLOWDOWN = 0.04
 
 # Gathered rows come in bands, and of a band the last columns at its end: rows are waited for unless
-# a band is there so much earlier than its share of the matmul alone would ask for.
-BAND_SLACK = 1.5
+# they are there so much of the time of link or matmul, the shorter one, before they are needed. And
+# by how much longer than evenly dealt it takes until the first columns are there.
+BAND_SLACK = 0.5
+FIRST_COLUMNS_FACTOR = 2.0
 
 BYTES_PER_US_AT_1_GB_S = 1e3
 
@@ -143,8 +145,9 @@ def predict_lax(problem: Problem) -> Prediction:
         REDUCESCATTER: hardware.reducescatter,
         ALLGATHER: hardware.allgather,
     }[problem.op]
-    matmul_us = max(plain_matmul_us(problem) / LAX_MATMUL_RATE, memory_time_us(problem))
     num_steps = ring_steps(problem.op, problem.num_ranks)
+    rate = LAX_MATMUL_RATE if num_steps else 1.0
+    matmul_us = max(plain_matmul_us(problem) / rate, memory_time_us(problem))
     collective_us = collective.time_us(problem.wire_bytes, num_steps) if num_steps else 0.0
     return Prediction(
         schedule=Schedule(fused=False),
@@ -204,7 +207,7 @@ def _predict_reduction(problem: Problem, schedule: Schedule) -> Prediction:
     drain_us = last_bytes / (hardware.link_gb_s * BYTES_PER_US_AT_1_GB_S)
     left_over_us = _left_over_bytes(problem, schedule, matmul_us) / link_bytes_per_us
     latency_us = FLAGS_IN_TAIL[problem.op] * hardware.flag_latency_us + TAIL_LOCAL_US
-    head_us = tile_us / schedule.split_k / (2 if all_halved else 1)
+    head_us = tile_us / schedule.split_k / (2 * NARROW_TILE_RATE if all_halved else 1)
     longest_us = max(matmul_us + left_over_us + drain_us, head_us + link_us)
     return Prediction(
         schedule=schedule,
@@ -263,11 +266,11 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     matmul_us = max(
         waves_time(tiles, hardware.num_sms) * tile_us * slowdown, memory_time_us(problem)
     )
-    sent_gb_s = min(hardware.store_link_gb_s, senders * _sender_gb_s(num_peers))
+    sent_gb_s = min(hardware.store_link_gb_s, senders * _sender_gb_s(problem, num_parts))
     link_us = problem.wire_bytes / (sent_gb_s * BYTES_PER_US_AT_1_GB_S)
-    if tiles < 2 * hardware.num_sms:
+    if tiles < hardware.num_sms * problem.num_ranks:
         # SMs that begin with rows of others hold up all.
-        head_us = BAND_SLACK * link_us / num_parts
+        head_us = FIRST_COLUMNS_FACTOR * link_us / num_parts
     else:
         head_us = _waits_for_bands_us(problem, schedule, matmul_us, link_us)
     drain_us = tile_us / num_parts
@@ -291,16 +294,19 @@ def _waits_for_bands_us(
     num_bands = num_bands_sent(problem, schedule)
     own_us = matmul_us / problem.num_ranks
     band_us = (matmul_us - own_us) / num_bands
-    first_us = BAND_SLACK * link_us / num_bands - own_us
-    last_us = BAND_SLACK * link_us - (matmul_us - band_us)
+    sent_us = link_us + BAND_SLACK * min(link_us, matmul_us)
+    first_us = sent_us / num_bands - own_us
+    last_us = sent_us - (matmul_us - band_us)
     return max(first_us, last_us, 0.0)
 
 
-def _sender_gb_s(num_peers: int) -> float:
+def _sender_gb_s(problem: Problem, num_parts: int) -> float:
     """What one sender of the all-gather sends to all peers together."""
-    unit_us = SENDER_COUNT_US + sender_rows_us(ROWS_PER_COUNT, num_peers)
-    unit_us *= SENDER_BUSY_FACTOR
-    return ROWS_PER_COUNT * SENT_ROW_BYTES * num_peers / (unit_us * BYTES_PER_US_AT_1_GB_S)
+    num_peers = problem.num_ranks - 1
+    unit_us = SENDER_UNIT_US + sender_rows_us(ROWS_PER_UNIT, num_peers)
+    row_bytes = problem.k_local * problem.item_bytes / num_parts
+    num_bytes = ROWS_PER_UNIT * row_bytes * num_peers
+    return num_bytes / (unit_us * SENDER_BUSY_FACTOR * BYTES_PER_US_AT_1_GB_S)
 
 
 def sender_rows_us(num_rows: int, num_peers: int) -> float:

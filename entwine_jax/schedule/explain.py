@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from entwine_jax.schedule.cost_model import Prediction, predict
-from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.select import Decision
 from entwine_jax.schedule.table import EMPTY, Table
 
@@ -46,6 +46,8 @@ class Explanation:
             f"source    {self.decision.source}; {self._table_text()}",
             f"predicted {_time_and_terms(chosen)}, {self.bound_us / chosen.total_us:.2f} of bound",
         ]
+        if chosen.schedule.fused and problem.op == ALLGATHER:
+            lines.append("comm CTAs of the all-gather compute too; 0 stands for half of all")
         if chosen.schedule.fused:
             lines.append("overlap   matmul and link: the terms add up to more than the total")
             lines.append(f"limit     {chosen.limited_by}")

@@ -67,7 +67,8 @@ def num_senders(problem: Problem, schedule: Schedule) -> int:
 def num_bands_sent(problem: Problem, schedule: Schedule) -> int:
     """All-gather: bands of tile rows in which a rank sends its rows, column by column in each."""
     rows = _num_tile_rows(problem, schedule)
-    return ceil_div(rows, min(ceil_div(schedule.raster, problem.num_ranks - 1), rows))
+    num_peers = max(problem.num_ranks - 1, 1)
+    return ceil_div(rows, min(ceil_div(schedule.raster, num_peers), rows))
 
 
 def num_pieces(problem: Problem, schedule: Schedule) -> int:

@@ -55,7 +55,8 @@ def why_not_fusible(n_local: int, k_local: int, dtype: str, num_ranks: int) -> s
 def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
     """Which rule of the GPU or of the op a schedule breaks, whatever the workspace."""
     if schedule.num_comm_ctas >= problem.hardware.num_sms:
-        return f"num_comm_ctas = {schedule.num_comm_ctas} leaves no SM for the matmul"
+        num_sms = problem.hardware.num_sms
+        return f"num_comm_ctas = {schedule.num_comm_ctas}: must be under the {num_sms} SMs"
     if problem.op != ALLGATHER:
         if schedule.split_k > 1 and problem.num_ranks * schedule.split_k > MAX_SOURCES:
             return f"split_k = {schedule.split_k}: a sum has at most {MAX_SOURCES} partials"

@@ -10,6 +10,7 @@ import numpy as np
 from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.explain import Explanation
 from entwine_jax.schedule.legality import Rejection, fit
+from entwine_jax.schedule.problem import ALLGATHER
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, ctas_of
@@ -41,6 +42,7 @@ STYLES: dict[Kind, tuple[str, tuple[float, float]]] = {
 
 NUM_CTAS_DRAWN = 24
 COMM_CTAS_DRAWN = (0, 2, 4, 8, 12, 16, 24, 32)
+SENDERS_DRAWN = (12, 20, 32, 40, 48, 64)  # of the all-gather
 
 
 def draw_timelines(path: Path, title: str, timelines: Mapping[str, np.ndarray]) -> None:
@@ -89,7 +91,7 @@ def _draw_costs(axes: Axes, explanation: Explanation, schedule: Schedule, slot_b
     for tile_n in (256, 128):
         runs = [
             fit(problem, _neighbour(schedule, tile_n, number), slot_bytes)
-            for number in COMM_CTAS_DRAWN
+            for number in (SENDERS_DRAWN if problem.op == ALLGATHER else COMM_CTAS_DRAWN)
         ]
         fused = [run for run in runs if not isinstance(run, Rejection)]
         numbers = [run.num_comm_ctas for run in fused]

@@ -48,6 +48,7 @@ class GpuTimer:
         Raises:
             WrongResultError: an element is wrong.
         """
+        self._fused = None  # frees its arrays first
         result = driver.run(problem, schedule, num_calls=NUM_VERIFIED_CALLS)
         wrong = result["wrong_elements"] + result["wrong_partials"]
         if wrong:

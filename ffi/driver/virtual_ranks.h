@@ -50,6 +50,7 @@ VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request);
 
 // Times calls of one problem with one schedule after the other, on operands that stay: between two
 // schedules the GPUs idle for less than a millisecond, and so stay at the clock of sustained work.
+// For one thread.
 class TimedRanks {
  public:
   explicit TimedRanks(VirtualRanksRequest request);

@@ -47,18 +47,14 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   shared.num_units_stored = 0;
   shared.epoch = last_epoch + 1;
   shared.first_item = first_item;
-  shared.sends = first_item == 0 || first_item >= static_cast<int>(gridDim.x) - params.num_senders;
+  shared.sends = first_item == 0 || first_item > static_cast<int>(gridDim.x) - params.num_senders;
 }
 
-// The communication role of a warp.
+// The communication role of a warp; AllGather has one that sends, in some CTAs.
 template <class Config>
 __device__ __forceinline__ void communicate(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
-  if constexpr (Config::kOp != Op::kAllGather) {
-    reduce_role(params, shared);
-  } else if (threadIdx.x / 32 == kFirstSpareWarp && shared.sends) {
-    gather_role(params, shared);
-  }
+  if constexpr (Config::kOp != Op::kAllGather) reduce_role(params, shared);
 }
 
 template <class Tile>
@@ -148,6 +144,9 @@ __global__ void __launch_bounds__(kNumThreads, 1)
                 OperandRing<Narrow>{params.narrow, narrow_pipeline, shared.narrow});
     } else if (warp == 1) {
       push_role(params, shared);
+    }
+    if constexpr (Config::kOp == Op::kAllGather) {
+      if (warp == kFirstSpareWarp && shared.sends) gather_role(params, shared);
     }
     if (warp < kFirstSpareWarp + params.num_spare_warps) communicate(params, shared);
   } else {

@@ -1,7 +1,7 @@
 // The communication role of AllGather: send this rank's rows to every rank's gathered x, piece by piece,
 // with a flag for each. Played by the first spare warp of some CTAs from the first moment of the
-// launch: as many as it takes to fill the links. More would fill the queues before the links, and
-// the mainloops' loads would wait behind the stores.
+// launch: as many as the schedule says. Too few do not fill the links in time; with too many, the
+// mainloops' loads wait behind the stores.
 //
 // A piece is what a tile needs for a part of its mainloop: the rows of a tile row, kGatherColumns
 // columns of k. Tiles that are computed at the same time so start with the first columns of all their
@@ -18,7 +18,7 @@ static_assert(kStagingBytes == kStagingSlots * kPieceRowBytes);
 
 // What a sender claims and counts at a time. To count takes as long as to send four rows.
 constexpr int kRowsPerUnit = 8;
-static_assert(kRowsPerUnit / kStagingSlots % 2 == 0, "every unit begins with the same phase");
+static_assert(kRowsPerUnit % (2 * kStagingSlots) == 0, "every unit begins with the same phase");
 
 // One unit: kRowsPerUnit rows of a piece.
 struct GatherUnit {
@@ -73,8 +73,9 @@ __device__ __forceinline__ UnitRows unit_rows(const FusedParams<Config>& params,
           unit.tile_row};
 }
 
-// One thread: starts the load of a row into its slot, which has been read. Without such a row the slot is
-// full at once.
+// All from here to the role itself is for one thread.
+
+// Starts the load of a row into its slot, which has been read. Without such a row the slot is full at once.
 template <class Config>
 __device__ __forceinline__ void load_row(SharedStorage<Config>& shared, unsigned char* staging,
                                          const UnitRows& rows, size_t row_bytes, int row) {
@@ -88,38 +89,49 @@ __device__ __forceinline__ void load_row(SharedStorage<Config>& shared, unsigned
   }
 }
 
-// A warp that knows that its copies of a unit are complete counts it; the one that counts the last unit of
-// a piece tells the peers. Every sender's copies (async proxy) come before its proxy fence, and that
-// before its count, which releases it; the last count acquires all of them, and passes them on to the
-// release of the flags.
+// Copies a row to the same place of every rank's gathered x, this rank's last.
 template <class Config>
-__device__ __forceinline__ void count_unit(const PeerWindow& window, uint64_t epoch, int slot) {
-  constexpr uint32_t kUnitsPerPiece = kTileM / kRowsPerUnit;
-  const int lane = threadIdx.x % 32;
-  bool complete = false;
-  if (lane == 0) {
-    ptx::fence_proxy_async_global();
-    uint32_t* sent = window.control[window.rank]->units_sent(slot, window.max_slots);
-    complete = ptx::add_acq_rel_gpu(sent, 1) + 1 == kUnitsPerPiece;
-    if (complete) *sent = 0;
-  }
-  complete = __shfl_sync(~0u, complete, 0);
-  __syncwarp();  // orders lane 0's count before the other lanes' releases
-  if (complete && lane < window.num_ranks && lane != window.rank) {
-    ptx::store_release_system(window.control[lane]->rows_ready(slot, window.rank), epoch);
+__device__ __forceinline__ void send_row(const PeerWindow& window,
+                                         const SharedStorage<Config>& shared,
+                                         const unsigned char* row, size_t offset,
+                                         uint32_t num_bytes) {
+  for (int turn = 1; turn <= window.num_ranks; turn++) {
+    int peer = window.rank + turn;
+    if (peer >= window.num_ranks) peer -= window.num_ranks;
+    ptx::bulk_store(shared.peer_output[peer] + offset, row, num_bytes);
   }
 }
 
-// Takes units until none is left, and copies their rows through the staging memory to the same place of
-// every rank's gathered x. While a row is on its way out the next ones are on their way in, those of the
-// next unit too; and a unit is counted when the next one is on its way out. (What limits a sender is the
-// time that one warp takes to issue all this.) Waits for nothing but the start of the peers' kernels.
+// Counts a unit whose copies are complete. The count that completes a piece tells the peers.
+//
+// Every sender's copies (async proxy) come before its proxy fence, and that before its count, which
+// releases it. The last count acquires all of them; with the fence behind it they come before the flags,
+// which the peers acquire at system scope and behind which they have a proxy fence of their own
+// (wait_rows). GPU scope is enough for the counts, as all senders are on this GPU: what they order is
+// passed on by the fence at system scope.
+__device__ __forceinline__ void count_unit(const PeerWindow& window, uint64_t epoch, int slot) {
+  constexpr uint32_t kUnitsPerPiece = kTileM / kRowsPerUnit;
+  ptx::fence_proxy_async_global();
+  uint32_t* sent = window.control[window.rank]->units_sent(slot, window.max_slots);
+  if (ptx::add_acq_rel_gpu(sent, 1) + 1 < kUnitsPerPiece) return;
+  *sent = 0;  // the next count is of the next launch
+  ptx::fence_system();
+  for (int peer = 0; peer < window.num_ranks; peer++) {
+    if (peer == window.rank) continue;
+    ptx::store_relaxed_system(window.control[peer]->rows_ready(slot, window.rank), epoch);
+  }
+}
+
+// Takes units until none is left. While a row is on its way out the next ones are on their way in, those of
+// the next unit too; and a unit is counted when the next one is on its way out. Waits for nothing but the
+// start of the peers' kernels.
+//
+// What limits a sender is the time that it takes to issue all this. The compiler has to see that it is
+// one thread, or it loops over the lanes for each copy.
 template <class Config>
 __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
                                             SharedStorage<Config>& shared) {
   const PeerWindow& window = params.window;
-  ControlBlock* control = window.control[window.rank];
-  const int lane = threadIdx.x % 32;
   const int num_rows = num_tile_rows(params.order.blocks, kTileM);
   const int num_parts = num_column_parts(params.k);
   const int num_units = num_rows * num_parts * (kTileM / kRowsPerUnit);
@@ -128,40 +140,41 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
       min(ceil_div(params.order.raster.rows_of_band.value, window.num_ranks - 1), num_rows);
   const size_t row_bytes = static_cast<size_t>(params.k) * sizeof(typename Config::Element);
   unsigned char* stage = staging(shared, params.tile_n);
-  const auto claim = [&] { return lane == 0 ? atomicAdd(&control->next_unit, 1u) : 0u; };
-  const auto rows_of = [&](uint32_t claimed) {
-    const int unit_idx = static_cast<int>(__shfl_sync(~0u, claimed, 0));
+  const auto claim = [&] { return atomicAdd(&window.control[window.rank]->next_unit, 1u); };
+  const auto rows_of = [&](uint32_t unit_idx) {
     if (unit_idx >= num_units) return UnitRows{nullptr, 0, 0, 0, -1, -1};
     return unit_rows(params, unit_idx, num_rows, num_parts, rows_of_band);
   };
 
-  UnitRows unit = rows_of(claim());
-  if (unit.slot < 0) return;
-  if (lane == 0) {
-    for (int row = 0; row < kStagingSlots - 1; row++) load_row(shared, stage, unit, row_bytes, row);
+  UnitRows unit{};
+  if (cute::elect_one_sync()) {
+    unit = rows_of(claim());
+    for (int row = 0; unit.slot >= 0 && row < kStagingSlots - 1; row++) {
+      load_row(shared, stage, unit, row_bytes, row);
+    }
   }
-  uint32_t claimed = claim();  // on its way while the peers are waited for
-  const void* peer_output = nullptr;
-  if (lane < window.num_ranks) peer_output = wait_peer_output(window, lane, shared.epoch);
+  const int lane = threadIdx.x % 32;
+  if (lane < window.num_ranks) {
+    shared.peer_output[lane] =
+        static_cast<unsigned char*>(wait_peer_output(window, lane, shared.epoch));
+    // What the peer did with its gathered x before comes before the copies.
+    ptx::fence_proxy_async_global();
+  }
   __syncwarp();
-  int sent_slot = -1;  // of the unit before
-  while (unit.slot >= 0) {
-    const UnitRows next = rows_of(claimed);
-    if (next.slot >= 0) claimed = claim();
-    const Span<Config> span(params, TraceKind::kSend, unit.tile_row, lane == 0);
-    for (int row = 0; row < kRowsPerUnit; row++) {
-      const int slot = row % kStagingSlots;
-      wait_phase(window, &shared.staging_full[slot], row / kStagingSlots & 1);
-      for (int turn = 1; turn <= window.num_ranks; turn++) {
-        int peer = window.rank + turn;
-        if (peer >= window.num_ranks) peer -= window.num_ranks;
-        const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(peer_output), peer);
-        if (lane == 0 && row < unit.num_rows) {
-          ptx::bulk_store(reinterpret_cast<unsigned char*>(address) + unit.offset + row * row_bytes,
-                          stage + slot * kPieceRowBytes, unit.num_bytes);
+  if (cute::elect_one_sync()) {
+    int sent_slot = -1;  // of the unit before
+    uint32_t claimed = unit.slot >= 0 ? claim() : 0;
+    while (unit.slot >= 0) {
+      const UnitRows next = rows_of(claimed);
+      if (next.slot >= 0) claimed = claim();  // it takes a while
+      const Span<Config> span(params, TraceKind::kSend, unit.tile_row, true);
+      for (int row = 0; row < kRowsPerUnit; row++) {
+        const int slot = row % kStagingSlots;
+        wait_phase(window, &shared.staging_full[slot], row / kStagingSlots & 1);
+        if (row < unit.num_rows) {
+          send_row(window, shared, stage + slot * kPieceRowBytes, unit.offset + row * row_bytes,
+                   unit.num_bytes);
         }
-      }
-      if (lane == 0) {
         ptx::bulk_commit();
         // The row before has been read, so its slot can be filled.
         ptx::bulk_wait_source_read<1>();
@@ -171,17 +184,18 @@ __device__ __forceinline__ void gather_role(const FusedParams<Config>& params,
         } else if (next.slot >= 0) {
           load_row(shared, stage, next, row_bytes, ahead - kRowsPerUnit);
         }
+        if (row == kStagingSlots - 1 && sent_slot >= 0) {
+          ptx::bulk_wait_complete<kStagingSlots>();
+          count_unit(window, shared.epoch, sent_slot);
+        }
       }
-      if (row == kStagingSlots - 1 && sent_slot >= 0) {
-        if (lane == 0) ptx::bulk_wait_complete<kStagingSlots>();
-        count_unit<Config>(window, shared.epoch, sent_slot);
-      }
+      sent_slot = unit.slot;
+      unit = next;
     }
-    sent_slot = unit.slot;
-    unit = next;
+    ptx::bulk_wait_complete<0>();
+    if (sent_slot >= 0) count_unit(window, shared.epoch, sent_slot);
   }
-  if (lane == 0) ptx::bulk_wait_complete<0>();
-  count_unit<Config>(window, shared.epoch, sent_slot);
+  __syncwarp();
 }
 
 }  // namespace entwine

@@ -38,8 +38,9 @@ struct SharedStorage {
   uint64_t work_full[kWorkRing], work_empty[kWorkRing];
   uint64_t buffer_full, buffer_empty;
   uint64_t staging_full[kStagingSlots];
-  int first_item;  // negative: this CTA communicates
-  bool sends;      // AllGather: this CTA has a sender
+  int first_item;                         // negative: this CTA communicates
+  bool sends;                             // AllGather: this CTA has a sender
+  unsigned char* peer_output[kMaxRanks];  // AllGather: of the sender, every rank's gathered x
   uint64_t epoch;
   uint32_t num_units_stored;
 };

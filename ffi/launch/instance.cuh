@@ -84,8 +84,8 @@ inline OwnSlots own_slots(Op op, const ItemLayout& layout, int last_wave,
   return {owned(layout.items.num_whole), owned(layout.num_items - last_wave)};
 }
 
-// AllGather: CTAs that send beside computing. Fewer do not fill the links in time, more of them slow the
-// mainloops down.
+// AllGather: CTAs that send beside computing; more than these where one starts so late that others have
+// ended their first items.
 inline int num_senders(const Schedule& schedule, int num_ctas) {
   const int given = static_cast<int>(schedule.num_comm_ctas);
   return given > 0 ? given : std::max(1, num_ctas / 2);
@@ -108,7 +108,8 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
   };
   const bool wide_tiles = schedule.tile_n == Wide::kTileN;
   const int units_of_tile = wide_tiles ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
-  const int num_math_ctas = num_ctas - static_cast<int>(schedule.num_comm_ctas);
+  const int num_comm_ctas = kGathers ? 0 : static_cast<int>(schedule.num_comm_ctas);
+  const int num_math_ctas = num_ctas - num_comm_ctas;
   constexpr bool kScatters = Config::kOp == Op::kReduceScatter;
   // In the last wave are the last parts of so many items.
   int last_wave = ceil_div((layout.num_items * split_k - 1) % num_math_ctas + 1, split_k);
@@ -141,7 +142,7 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .own_last = kScatters ? last_wave : 0,
       .x_box_bytes = static_cast<int>(box_rows) * kTileK * 2,
       .num_k_tiles = num_k_tiles(k, split_k),
-      .num_comm_ctas = kGathers ? 0 : static_cast<int>(schedule.num_comm_ctas),
+      .num_comm_ctas = num_comm_ctas,
       .num_senders = kGathers ? num_senders(schedule, num_ctas) : 0,
       .num_spare_warps = static_cast<int>(schedule.num_spare_warps),
       .push_spread = static_cast<int>(schedule.push_spread),

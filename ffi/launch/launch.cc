@@ -81,7 +81,7 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ranks, i
           "must be in " + std::to_string(fewest_spare_warps) + "..2");
   require(schedule.num_comm_ctas >= 0 && schedule.num_comm_ctas < num_ctas,
           "schedule.num_comm_ctas", schedule.num_comm_ctas,
-          "must leave a CTA of " + std::to_string(num_ctas) + " that computes");
+          "must be in 0.." + std::to_string(num_ctas - 1));
   require(schedule.push_spread >= 0 && schedule.push_spread <= 100, "schedule.push_spread",
           schedule.push_spread, "must be in 0..100");
   require(schedule.rows_per_launch >= 0 && schedule.rows_per_launch % schedule.tile_m == 0,

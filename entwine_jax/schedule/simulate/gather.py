@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from entwine_jax.schedule.cost_model import (
-    ROWS_PER_COUNT,
+    ROWS_PER_UNIT,
     SENDER_BUSY_FACTOR,
-    SENDER_COUNT_US,
+    SENDER_UNIT_US,
     sender_rows_us,
 )
 from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div
@@ -40,7 +40,7 @@ class Gather:
         num_ranks = len(rank.world.ranks)
         self._peers = [(rank.index + i) % num_ranks for i in range(1, num_ranks)]
         self._num_parts = ceil_div(k, GATHER_COLUMNS)
-        self._units_per_piece = tile_m // ROWS_PER_COUNT
+        self._units_per_piece = tile_m // ROWS_PER_UNIT
         self._num_units = len(valid_rows) * self._num_parts * self._units_per_piece
         self._rows_of_band = min(ceil_div(raster, num_ranks - 1), len(valid_rows))
         self._next_unit = 0
@@ -70,7 +70,7 @@ class Gather:
             return
         tile_row, part, row = self._unit(self._next_unit)
         self._next_unit += 1
-        rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_COUNT)
+        rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_UNIT)
         num_bytes = rows * round(self._shares[part] * self._k) * self._item_bytes
         piece = (tile_row, part)
         issued_us = now + self._busy_us(sender_rows_us(rows, len(self._peers)))
@@ -78,8 +78,9 @@ class Gather:
         def sent(left: float, arrived: float) -> None:
             # Counted while the next one is sent. Staging memory is free when it has been read.
             end = max(issued_us, left)
-            counted_us = max(end, arrived + COMPLETION_US) + self._busy_us(SENDER_COUNT_US)
-            next_us = end + self._busy_us(SENDER_COUNT_US)
+            counted_us = max(end, arrived + COMPLETION_US) + self._busy_us(SENDER_UNIT_US)
+            cta.last_arrival_us = max(cta.last_arrival_us, counted_us)
+            next_us = end + self._busy_us(SENDER_UNIT_US)
             self._rank.record(Kind.SEND, now, end, None, cta.index, FIRST_SPARE_WARP)
             self._rank.world.events.at(counted_us, self._count, piece)
             self._rank.world.events.at(next_us, self._claim, cta)
@@ -98,7 +99,7 @@ class Gather:
         rows = min(self._rows_of_band, len(self._valid_rows) - first_row)
         part, in_part = divmod(in_band, rows * self._units_per_piece)
         tile_row, piece_unit = divmod(in_part, self._units_per_piece)
-        return first_row + tile_row, part, piece_unit * ROWS_PER_COUNT
+        return first_row + tile_row, part, piece_unit * ROWS_PER_UNIT
 
     def _count(self, now: float, piece: tuple[int, int]) -> None:
         self._num_sent[piece] += 1

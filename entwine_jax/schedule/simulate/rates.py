@@ -18,7 +18,7 @@ from entwine_jax.schedule.layout import ceil_div, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
-# The kernel's own numbers: ffi/kernels/config.cuh, gather.cuh, gemm.cuh.
+# The kernel's own numbers: ffi/kernels/config.cuh, gemm.cuh.
 TILE_K = 64
 UNIT_BYTES = 4096
 FLOPS_PER_CYCLE = 4096
