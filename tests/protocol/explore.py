@@ -1,7 +1,8 @@
-"""Every interleaving of all steps of all tasks of all ranks."""
+"""Every interleaving: of all steps of all tasks of all ranks, or of what another model does."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 
 from protocol.actions import ACTIONS, before_epoch, end_kernel, start_kernel
 from protocol.invariants import ProtocolError
@@ -51,29 +52,45 @@ def describe(model: Model, before: State, after: State) -> str:
     return f"{where}: " + ", ".join(f"{s.kind.name} tile {s.tile} peer {s.peer}" for s in steps)
 
 
-def explore(model: Model) -> int:
+def search[S: Hashable](
+    start: S,
+    next_states: Callable[[S], Iterable[S]],
+    check_end: Callable[[S], None],
+    describe: Callable[[S, S], str],
+) -> int:
     """Visits every reachable state and returns their number.
 
-    Raises ProtocolError with a shortest sequence of steps that leads to it.
+    `check_end` is for states without a next one. The ProtocolError that it or `next_states` raises
+    is told with a shortest sequence of steps that leads to it.
     """
-    start = tuple(before_epoch(model, 1, rank) for rank in model.ranks)
-    reached_from: dict[State, State | None] = {start: None}
+    reached_from: dict[S, S | None] = {start: None}
     queue = deque([start])
     while queue:
         state = queue.popleft()
         try:
             stuck = True
-            for successor in next_states(model, state):
+            for successor in next_states(state):
                 stuck = False
                 if successor not in reached_from:
                     reached_from[successor] = state
                     queue.append(successor)
-            if stuck and any(rank_state.epoch <= model.num_epochs for rank_state in state):
-                raise ProtocolError("deadlock")
+            if stuck:
+                check_end(state)
         except ProtocolError as violation:
             steps = []
             while (previous := reached_from[state]) is not None:
-                steps.append(describe(model, previous, state))
+                steps.append(describe(previous, state))
                 state = previous
             raise ProtocolError("\n  ".join([str(violation), *reversed(steps)])) from None
     return len(reached_from)
+
+
+def explore(model: Model) -> int:
+    """Of all ranks."""
+
+    def check_end(state: State) -> None:
+        if any(rank_state.epoch <= model.num_epochs for rank_state in state):
+            raise ProtocolError("deadlock")
+
+    start = tuple(before_epoch(model, 1, rank) for rank in model.ranks)
+    return search(start, partial(next_states, model), check_end, partial(describe, model))
