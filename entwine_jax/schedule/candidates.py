@@ -48,16 +48,17 @@ def tuning_candidates(
 ) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
     """What tuning measures, at most 24: the candidates, variations of the usual one, parts of k."""
     legal, rejected = candidates(problem, slot_bytes)
-    # One of each tile width; in halves where there are such.
-    usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
-    varied_ones = {s.tile_n: s for s in usual}
+    # The last of each tile width is varied: in halves where there are such, or the cheapest.
     if problem.op == ALLGATHER:
-        by_time = sorted(legal, key=lambda s: predict(problem, s).total_us, reverse=True)
-        varied_ones = {s.tile_n: s for s in by_time}
+        variations = GATHER_VARIATIONS
+        usual = sorted(legal, key=lambda s: predict(problem, s).total_us, reverse=True)
+    else:
+        variations = VARIATIONS
+        usual = [s for s in legal if (s.num_comm_ctas, s.num_spare_warps) == PLACEMENTS[0]]
     varied = [
         replace(schedule, raster=raster, push_spread=push_spread)
-        for schedule in varied_ones.values()
-        for raster, push_spread in (GATHER_VARIATIONS if problem.op == ALLGATHER else VARIATIONS)
+        for schedule in {s.tile_n: s for s in usual}.values()
+        for raster, push_spread in variations
     ]
     return (*legal, *varied, *_split(problem, slot_bytes)), rejected
 
