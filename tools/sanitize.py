@@ -55,7 +55,7 @@ def run_kernels():
         run(problems, dtype, num_calls=2 * len(problems))
     for problem in problems:
         if not problem["w_transposed"]:
-            run([problem], "bfloat16", num_calls=1, trace=True)
+            run([problem], "bfloat16", num_calls=1, num_traced_calls=1)
 
 
 def sanitizer():

@@ -16,9 +16,8 @@ from entwine_jax.trace.events import decode
 # what the simulator knows.
 SUSTAINED_US = 4e5
 
-# Of every traced call, how many are verified before it. Several, as during one the clock may be 25%
-# lower than during its neighbours.
-VERIFIED_CALLS = (1, 0, 0, 0, 0)
+# During one call the clock may be 25% lower than during its neighbours.
+NUM_TRACED_CALLS = 5
 
 TRACED_DTYPE = "bfloat16"  # the only one that instrumented kernels are compiled for
 
@@ -41,7 +40,7 @@ class Measured:
 
 
 def record(problem: Problem, schedule: Schedule) -> Measured:
-    """Verifies a call, times some and traces one, several times over; the one of median length.
+    """Verifies a call, times some and traces several, of which it keeps that of median length.
 
     Raises:
         CannotTraceError: too few GPUs, no compiled library, another dtype, wrong results.
@@ -53,23 +52,18 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
         raise CannotTraceError(
             f"the fused kernel cannot run here: {reason} With --simulate no GPU is needed."
         )
-    records = [_record_once(problem, schedule, num_calls) for num_calls in VERIFIED_CALLS]
-    return sorted(records, key=lambda measured: together_us(measured.events))[len(records) // 2]
-
-
-def _record_once(problem: Problem, schedule: Schedule, num_verified_calls: int) -> Measured:
-    num_timed_calls = math.ceil(SUSTAINED_US / predict(problem, schedule).total_us)
     result = driver.run(
         problem,
         schedule,
-        num_calls=num_verified_calls,
-        num_timed_calls=num_timed_calls,
-        trace=True,
+        num_calls=1,
+        num_timed_calls=math.ceil(SUSTAINED_US / predict(problem, schedule).total_us),
+        num_traced_calls=NUM_TRACED_CALLS,
     )
     wrong = result["wrong_elements"] + result["wrong_partials"]
     if wrong:
         raise CannotTraceError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")
-    return Measured(decode(result["events"]), result["microseconds"])
+    calls = sorted(map(decode, result["events"]), key=together_us)
+    return Measured(calls[len(calls) // 2], result["microseconds"])
 
 
 def agreement(measured_events: np.ndarray, simulated: Simulation) -> float:

@@ -17,6 +17,10 @@ namespace {
 // Inputs in flight: three sets over two parities of slots, so that stale slots cannot pass unseen.
 constexpr int kNumSets = 3;
 
+// Events of a rank in one call, behind their number.
+constexpr uint32_t kTraceCapacity = 1 << 20;
+constexpr size_t kTraceHeadBytes = 256;
+
 // The operands and results of one problem on one rank. whole_x, gathered: AllGather only; whole_x is
 // what gathered has to become.
 struct Buffers {
@@ -24,6 +28,12 @@ struct Buffers {
   std::vector<std::unique_ptr<DeviceBuffer>> product[kNumSets];  // by part of k
   std::unique_ptr<DeviceBuffer> part_of_x;
   std::unique_ptr<DeviceBuffer> whole_x[kNumSets], gathered[kNumSets];
+};
+
+// What one call on one rank records.
+struct Trace {
+  std::unique_ptr<DeviceBuffer> memory;
+  TraceBuffer buffer{};
 };
 
 struct Rank {
@@ -34,7 +44,7 @@ struct Rank {
   PeerWindow window{}, alone_window{};
   std::vector<Buffers> buffers;  // by problem
   std::unique_ptr<DeviceBuffer> wrong;
-  TraceBuffer trace{};
+  std::vector<Trace> traces;  // by traced call
 };
 
 // Whatever the dtype.
@@ -96,7 +106,7 @@ class VirtualRanks : public Ranks {
     if (request_.num_timed_calls > 0) {
       result.microseconds = time_calls(request_.problems[0].schedule, request_.num_timed_calls);
     }
-    if (request_.traced) result.events = trace_call();
+    if (request_.num_traced_calls > 0) result.events = trace_calls();
     return result;
   }
 
@@ -168,6 +178,9 @@ class VirtualRanks : public Ranks {
     for (const VirtualProblem& problem : request_.problems) {
       rank.buffers.push_back(make_buffers(problem, request_.seed + 16 * rank.buffers.size() + r));
     }
+    // Before calls are timed, so that the GPUs stay at the clock of sustained work until they are traced.
+    for (int call = 0; call < request_.num_traced_calls; call++)
+      rank.traces.push_back(make_trace());
     check_cuda(cudaDeviceSynchronize(), "filling the inputs");
   }
 
@@ -313,7 +326,7 @@ class VirtualRanks : public Ranks {
     synchronize();
   }
 
-  void enqueue(int call, bool poison, bool traced = false) {
+  void enqueue(int call, bool poison, int traced_call = -1) {
     const auto [problem, problem_idx, set] = turn_of(call);
     for (int r = 0; r < request_.num_ranks; r++) {
       if (r == request_.missing_rank) continue;
@@ -332,7 +345,7 @@ class VirtualRanks : public Ranks {
         std::this_thread::sleep_for(std::chrono::milliseconds(request_.late_ms));
       }
       Call one = make_call(problem, buffers, set);
-      if (traced) one.trace = rank.trace;
+      if (traced_call >= 0) one.trace = rank.traces[traced_call].buffer;
       launch_call(one, problem.schedule, rank.window, request_.num_ctas, rank.stream);
     }
   }
@@ -381,45 +394,54 @@ class VirtualRanks : public Ranks {
                                                      rank.wrong->template as<unsigned long long>());
   }
 
-  // The call is traced behind others, so that all ranks are in step when it begins.
-  std::vector<TraceEvent> trace_call() {
-    constexpr uint32_t kCapacity = 1 << 20;
-    std::vector<std::unique_ptr<DeviceBuffer>> buffers;
-    for (Rank& rank : ranks_) {
-      check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      buffers.push_back(std::make_unique<DeviceBuffer>(kCapacity * sizeof(TraceEvent) + 256));
-      auto* count = buffers.back()->as<uint32_t>();
-      check_cuda(cudaMemset(count, 0, sizeof(*count)), "clearing a trace");
-      rank.trace = {reinterpret_cast<TraceEvent*>(buffers.back()->as<char>() + 256), count,
-                    kCapacity};
+  static Trace make_trace() {
+    Trace trace;
+    trace.memory =
+        std::make_unique<DeviceBuffer>(kTraceCapacity * sizeof(TraceEvent) + kTraceHeadBytes);
+    auto* count = trace.memory->as<uint32_t>();
+    check_cuda(cudaMemset(count, 0, sizeof(*count)), "clearing a trace");
+    trace.buffer = {reinterpret_cast<TraceEvent*>(trace.memory->as<char>() + kTraceHeadBytes),
+                    count, kTraceCapacity};
+    return trace;
+  }
+
+  // A call is traced behind others, so that all ranks are in step when it begins.
+  std::vector<std::vector<TraceEvent>> trace_calls() {
+    constexpr int kCallsBefore = 8;
+    for (int traced = 0; traced < request_.num_traced_calls; traced++) {
+      for (int call = 0; call < kCallsBefore; call++) enqueue(call, false);
+      enqueue(kCallsBefore, false, traced);
     }
-    for (int call = 0; call < 8; call++) enqueue(call, false);
-    enqueue(8, false, /*traced=*/true);
     synchronize();
-    std::vector<TraceEvent> all;
+    std::vector<std::vector<TraceEvent>> calls(request_.num_traced_calls);
     for (const Rank& rank : ranks_) {
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-      uint32_t num_events = 0;
-      check_cuda(cudaMemcpy(&num_events, rank.trace.num_events, sizeof(num_events),
-                            cudaMemcpyDeviceToHost),
-                 "reading a trace");
-      if (num_events > kCapacity) {
-        throw std::runtime_error("the call has " + std::to_string(num_events) +
-                                 " events; at most " + std::to_string(kCapacity) +
-                                 " of a rank can be traced");
-      }
-      std::vector<TraceEvent> events(num_events);
-      check_cuda(cudaMemcpy(events.data(), rank.trace.events, events.size() * sizeof(TraceEvent),
-                            cudaMemcpyDeviceToHost),
-                 "reading a trace");
       const int64_t offset = clock_offset(rank.device, ranks_[0].device);
-      for (TraceEvent& event : events) {
-        event.start_ns -= offset;
-        event.end_ns -= offset;
+      for (int traced = 0; traced < request_.num_traced_calls; traced++) {
+        for (TraceEvent event : read_events(rank.traces[traced].buffer)) {
+          event.start_ns -= offset;
+          event.end_ns -= offset;
+          calls[traced].push_back(event);
+        }
       }
-      all.insert(all.end(), events.begin(), events.end());
     }
-    return all;
+    return calls;
+  }
+
+  static std::vector<TraceEvent> read_events(const TraceBuffer& trace) {
+    uint32_t num_events = 0;
+    check_cuda(
+        cudaMemcpy(&num_events, trace.num_events, sizeof(num_events), cudaMemcpyDeviceToHost),
+        "reading a trace");
+    if (num_events > kTraceCapacity) {
+      throw std::runtime_error("the call has " + std::to_string(num_events) + " events; at most " +
+                               std::to_string(kTraceCapacity) + " of a rank can be traced");
+    }
+    std::vector<TraceEvent> events(num_events);
+    check_cuda(cudaMemcpy(events.data(), trace.events, events.size() * sizeof(TraceEvent),
+                          cudaMemcpyDeviceToHost),
+               "reading a trace");
+    return events;
   }
 
   void synchronize() {
@@ -472,7 +494,7 @@ void check(const VirtualRanksRequest& request) {
   if (request.num_timed_calls > 0 && request.problems.size() > 1) {
     throw InvalidCall("num_timed_calls: calls of one problem can be timed");
   }
-  if (request.traced && request.dtype != Dtype::kBfloat16) {
+  if (request.num_traced_calls > 0 && request.dtype != Dtype::kBfloat16) {
     throw InvalidCall("dtype: only bfloat16 calls can be traced");
   }
 }

@@ -35,7 +35,7 @@ struct VirtualRanksRequest {
   int missing_rank;     // >= 0: this rank launches nothing (the others must end in an error)
   uint64_t seed;
   double deadline_seconds;
-  bool traced;  // record the events of one call behind the timed ones
+  int num_traced_calls;  // recorded behind the timed ones, each behind some that are not
 };
 
 struct VirtualRanksResult {
@@ -43,7 +43,8 @@ struct VirtualRanksResult {
       wrong_elements;  // of all outputs: not the rank-order float32 sum of the partials, bitwise
   int64_t wrong_partials;  // of sampled elements of a rank's own product: off against float64
   double microseconds;     // a call of the one problem, slowest rank; 0 if not timed
-  std::vector<TraceEvent> events;  // of all ranks, by the clock of rank 0
+  // By traced call; of all ranks, by the clock of rank 0.
+  std::vector<std::vector<TraceEvent>> events;
 };
 
 VirtualRanksResult run_virtual_ranks(const VirtualRanksRequest& request);

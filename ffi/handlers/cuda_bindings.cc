@@ -119,7 +119,7 @@ VirtualProblem problem_of(nb::dict problem) {
 nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> devices,
                        const std::string& dtype, int num_ctas, int resident_ctas, int held_devices,
                        int num_calls, int num_timed_calls, int late_ms, int missing_rank,
-                       uint64_t seed, double deadline_seconds, bool traced) {
+                       uint64_t seed, double deadline_seconds, int num_traced_calls) {
   VirtualRanksRequest request{
       .problems = {},
       .num_ranks = num_ranks,
@@ -134,7 +134,7 @@ nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> device
       .missing_rank = missing_rank,
       .seed = seed,
       .deadline_seconds = deadline_seconds,
-      .traced = traced,
+      .num_traced_calls = num_traced_calls,
   };
   for (nb::handle problem : problems) {
     request.problems.push_back(problem_of(nb::cast<nb::dict>(problem)));
@@ -148,7 +148,11 @@ nb::dict virtual_ranks(nb::list problems, int num_ranks, std::vector<int> device
   out["wrong_elements"] = result.wrong_elements;
   out["wrong_partials"] = result.wrong_partials;
   out["microseconds"] = result.microseconds;
-  out["events"] = nb::bytes(result.events.data(), result.events.size() * sizeof(TraceEvent));
+  nb::list events;
+  for (const std::vector<TraceEvent>& call : result.events) {
+    events.append(nb::bytes(call.data(), call.size() * sizeof(TraceEvent)));
+  }
+  out["events"] = events;
   return out;
 }
 
@@ -191,13 +195,13 @@ void bind_cuda(nb::module_& m) {
       nb::arg("devices"), nb::arg("dtype"), nb::arg("num_ctas"), nb::arg("resident_ctas") = 0,
       nb::arg("held_devices") = 0, nb::arg("num_calls") = 6, nb::arg("num_timed_calls") = 0,
       nb::arg("late_ms") = 0, nb::arg("missing_rank") = -1, nb::arg("seed") = 0,
-      nb::arg("deadline_seconds") = kDriverDeadlineSeconds, nb::arg("trace") = false,
+      nb::arg("deadline_seconds") = kDriverDeadlineSeconds, nb::arg("num_traced_calls") = 0,
       nb::sig(
           "def run_virtual_ranks(problems: list[dict[str, object]], num_ranks: int, "
           "devices: list[int], dtype: str, num_ctas: int, resident_ctas: int = 0, "
           "held_devices: int = 0, num_calls: int = 6, num_timed_calls: int = 0, late_ms: int = 0, "
           "missing_rank: int = -1, seed: int = 0, deadline_seconds: float = 10.0, "
-          "trace: bool = False) -> dict[str, typing.Any]"),
+          "num_traced_calls: int = 0) -> dict[str, typing.Any]"),
       "Runs the kernel without XLA, several ranks on a GPU if need be (tests and tuning).");
   nb::class_<TimedRanks>(m, "TimedRanks", "Times calls of one problem, on operands that stay.")
       .def("__init__", make_timed_ranks, nb::arg("problem"), nb::arg("num_ranks"),
