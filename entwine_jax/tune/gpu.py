@@ -13,7 +13,10 @@ from entwine_jax.schedule.cost_model import predict, predict_lax
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
 
-FEWEST_CALLS = 8
+FEWEST_CALLS = 4
+
+# Short, as many short rounds tell more than a few long ones. The driver starts a call in 10 us.
+FUSED_DISPATCH_US = 20_000.0
 
 NUM_VERIFIED_CALLS = 3
 
@@ -30,9 +33,8 @@ class GpuTimer:
         if self._fused is None or self._fused[0] != problem:
             self._fused = None  # frees its arrays first
             self._fused = (problem, driver.Timed(problem))
-        # As long as a dispatch of lax, so that both run at the clock of sustained work.
-        predicted_us = predict(problem, schedule).total_us
-        return self._fused[1].call_us(schedule, timing.num_calls(FEWEST_CALLS, 1, predicted_us))
+        num_calls = int(FUSED_DISPATCH_US / predict(problem, schedule).total_us)
+        return self._fused[1].call_us(schedule, max(num_calls, FEWEST_CALLS))
 
     def lax_us(self, problem: Problem) -> float:
         """Time of one call of the matmul and the collective of plain lax in us."""

@@ -17,11 +17,14 @@ FORMAT = "entwine_jax.tuning"
 # In place of a schedule's position, for plain lax.
 LAX = -1
 
+# Less than this below the time of the model's choice is noise: the next run would choose another.
+NOISE = 0.02
+
 
 class Record(NamedTuple):
     """Times of one problem in us: of plain lax and of fused schedules.
 
-    finalists are the positions in fused_us of those that were timed once more, to compare them.
+    finalists are the positions in fused_us of those that were timed most, to compare them.
     by_model and by_table are two of them, or LAX: what was chosen without and with the tables that
     were in force before.
     """
@@ -35,15 +38,21 @@ class Record(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        """The entry of a table: the fastest fused schedule beside plain lax."""
-        finalists = (self.fused_us[position] for position in self.finalists)
-        schedule, fused_us = min(finalists, key=lambda pair: pair[1])
+        """The entry of a table: the model's choice, or the fastest where that is faster indeed."""
+        schedule, fused_us = self._fastest
+        if self.by_model != LAX and fused_us > (1 - NOISE) * self.fused_us[self.by_model][1]:
+            schedule, fused_us = self.fused_us[self.by_model]
         return Entry(schedule, fused_us, self.lax_us)
 
     @property
     def best_us(self) -> float:
         """The fastest of all, plain lax included."""
-        return min(self.lax_us, self.entry.fused_us)
+        return min(self.lax_us, self._fastest[1])
+
+    @property
+    def _fastest(self) -> tuple[Schedule, float]:
+        finalists = (self.fused_us[position] for position in self.finalists)
+        return min(finalists, key=lambda pair: pair[1])
 
     def ratio(self, choice: int) -> float:
         """Time of a choice over the time of the best; 1 is as good as it gets."""

@@ -1,11 +1,12 @@
-"""Times the schedules of one problem, and plain lax, in interleaved rounds: all, then the fastest.
+"""Times the schedules of one problem in interleaved rounds, the faster half again, and so on.
 
-The fastest of many has a lucky time. So what is kept are the times of a run-off of a few.
+The fastest of many has a lucky time. So what is compared are the times of a run-off of a few, with
+plain lax among them.
 """
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from entwine_jax.schedule.candidates import tuning_candidates
@@ -17,7 +18,10 @@ from entwine_jax.schedule.table import EMPTY, Key, Table
 from entwine_jax.tune.record import LAX, Record
 
 # In the run-off: the choices, and the fastest beside them.
-NUM_FINALISTS = 5
+NUM_FINALISTS = 4
+
+# Rounds of the run-off for each round of all schedules, and one more: the median is a measured one.
+RUN_OFF = 8
 
 
 class Timer(Protocol):
@@ -55,16 +59,16 @@ def time_problem(
     seed: int,
     before_each: Callable[[], None] = lambda: None,
 ) -> Record:
-    """Median times of the schedules and of plain lax; the fastest schedule is verified.
+    """Median times of the schedules and of plain lax; what goes into the table is verified.
 
-    Every round times all of them once, in random order: so many rounds of all schedules, and twice
-    as many and one of the finalists, whose times are those of these rounds alone.
+    Every round times all that are left once, in random order. The faster half of them, and the
+    choices, are timed in twice as many rounds. The times of the finalists are those of the run-off.
     """
     schedules, by_model, by_table = schedules_to_time(problem, table, at_most)
     shuffle = random.Random(seed).shuffle
 
-    def median_us(timed: Sequence[Schedule], rounds: int) -> dict[Schedule | None, float]:
-        times: dict[Schedule | None, list[float]] = {schedule: [] for schedule in (None, *timed)}
+    def median_us(timed: Sequence[Schedule | None], rounds: int) -> dict[Schedule | None, float]:
+        times: dict[Schedule | None, list[float]] = {schedule: [] for schedule in timed}
         order = list(times)
         for _ in range(rounds):
             shuffle(order)
@@ -75,11 +79,15 @@ def time_problem(
                 )
         return {schedule: statistics.median(values) for schedule, values in times.items()}
 
-    times = median_us(schedules, num_rounds) if len(schedules) > NUM_FINALISTS else {}
+    times: dict[Schedule | None, float] = {}
     chosen = [schedule for schedule in (by_model, by_table) if schedule.fused]
-    fastest_first = sorted(schedules, key=lambda schedule: times.get(schedule, 0.0))
-    finalists = list(dict.fromkeys([*chosen, *fastest_first]))[:NUM_FINALISTS]
-    times |= median_us(finalists, _run_off_rounds(num_rounds))
+    left = schedules
+    *heats, (num_finalists, run_off_rounds) = _stages(len(schedules), num_rounds)
+    for num_left, rounds in heats:
+        left = _first(num_left, chosen, left, times)
+        times |= median_us(left, rounds)
+    finalists = _first(num_finalists, chosen, left, times)
+    times |= median_us([None, *finalists], run_off_rounds)
     record = Record(
         Key.of(problem),
         lax_us=times[None],
@@ -99,14 +107,30 @@ def num_measurements(
     total = 0
     for problem in problems:
         num_schedules = len(schedules_to_time(problem, table, at_most)[0])
-        if num_schedules > NUM_FINALISTS:
-            total += (num_schedules + 1) * num_rounds
-        total += (min(num_schedules, NUM_FINALISTS) + 1) * _run_off_rounds(num_rounds)
+        *heats, (num_finalists, run_off_rounds) = _stages(num_schedules, num_rounds)
+        total += sum(num_left * rounds for num_left, rounds in heats)
+        total += (num_finalists + 1) * run_off_rounds
     return total
 
 
-def _run_off_rounds(num_rounds: int) -> int:
-    return 2 * num_rounds + 1
+def _stages(num_schedules: int, num_rounds: int) -> Iterator[tuple[int, int]]:
+    """How many schedules are timed in how many rounds, stage by stage; the last is the run-off."""
+    num_left, rounds = num_schedules, num_rounds
+    while num_left > NUM_FINALISTS:
+        yield num_left, rounds
+        num_left, rounds = max(-(-num_left // 2), NUM_FINALISTS), 2 * rounds
+    yield num_left, RUN_OFF * num_rounds + 1
+
+
+def _first(
+    number: int,
+    chosen: Sequence[Schedule],
+    timed: Sequence[Schedule],
+    times: Mapping[Schedule | None, float],
+) -> list[Schedule]:
+    """So many of those that were timed: the choices, then the fastest."""
+    fastest_first = sorted(timed, key=lambda schedule: times.get(schedule, 0.0))
+    return list(dict.fromkeys([*chosen, *fastest_first]))[:number]
 
 
 def _position(schedules: list[Schedule], choice: Schedule) -> int:
