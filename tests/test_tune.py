@@ -280,7 +280,11 @@ def test_command_keeps_all_times_and_goes_on_by_them(tune, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("timer", "status", "message"),
     [
-        (FakeTimer(stop=RuntimeError("did not arrive"), stop_at=2 * 5 * 17 + 5), 1, "did not arrive"),
+        (
+            FakeTimer(stop=RuntimeError("did not arrive"), stop_at=2 * 5 * 17 + 5),
+            1,
+            "did not arrive",
+        ),
         (FakeTimer(stop=OSError("disk is full"), stop_at=2 * 5 * 17 + 5), 1, "disk is full"),
         (FakeTimer(wrong=True), 1, "WRONG RESULT: 3 wrong elements"),
     ],
