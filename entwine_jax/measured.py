@@ -1,9 +1,8 @@
 """What was measured on this kind of machine: tables of schedules and profiles of hardware.
 
-Both are JSON files. The package ships none unless schedule/tables holds some; these come first,
-then the user's, which win: in the cache folder, or where ENTWINE_JAX_MEASURED names a file or
-folder. They are read once. A file that is not right is ignored, with one warning that names it and
-the rule it breaks.
+Both are JSON files. Those that ship, in schedule/tables, come first, then the user's, which win: in
+the cache folder, or where ENTWINE_JAX_MEASURED names a file or folder. They are read once. A file
+that is not right is ignored, with one warning that names it and the rule it breaks.
 """
 
 import functools
@@ -21,7 +20,6 @@ from entwine_jax.schedule.table import EMPTY, Table
 from entwine_jax.version import __version__
 
 OFF = "off"
-# This folder need not be there.
 SHIPPED = Path(table.__file__).with_name("tables")
 
 _log = logging.getLogger("entwine_jax")

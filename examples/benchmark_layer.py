@@ -195,6 +195,25 @@ def markdown(title: str, rounds: int, results: list[Result]) -> str:
     return "\n\n".join([f"{title}:", "\n".join(rows), notes])
 
 
+def write(
+    args: argparse.Namespace, mesh: Mesh, config: example.Config, results: list[Result]
+) -> str:
+    """Writes the files that were asked for; gives the table."""
+    machine = describe_machine(mesh.size)
+    heads = f"{config.num_heads} heads, {config.num_kv_heads} key-value heads"
+    widths = f"width {config.width}, {heads}"
+    title = f"Decoder layer, {widths}, hidden {config.hidden}, {config.dtype}, {machine}"
+    table = markdown(title, args.rounds, results)
+    if args.markdown is not None:
+        report.rewrite_markdown(args.markdown, table, mesh.size, "layer")
+    if args.json is not None:
+        settings = {"config": config._asdict(), "rounds": args.rounds, "calls": args.calls}
+        document = {"machine": asdict(machine), **settings}
+        document["results"] = [result._asdict() for result in results]
+        args.json.write_text(json.dumps(document, indent=2) + "\n")
+    return table
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -220,7 +239,6 @@ def main(argv: list[str] | None = None) -> int:
         for name in ("rounds", "calls"):
             if getattr(args, name) < 1:
                 raise ValueError(f"--{name} {getattr(args, name)}: must be 1 or more")
-        results = []
         num_devices = jax.device_count()
         num_ranks = num_devices if args.ranks is None else args.ranks
         mesh = example.make_mesh(config, max(1, min(num_ranks, num_devices)))
@@ -232,25 +250,17 @@ def main(argv: list[str] | None = None) -> int:
         markers = report.markers(mesh.size, "layer")
         if args.markdown and not all(line in args.markdown.read_text() for line in markers):
             raise ValueError(f"--markdown {args.markdown}: must hold the lines {markers}")
+        results: list[Result] = []
+        table = ""
         for tokens in args.tokens or (config.sequence, 2 * config.sequence):
             batch, rest = divmod(tokens, config.sequence)
             if rest or batch < 1:
                 raise ValueError(f"--tokens {tokens}: must be a multiple of {config.sequence}")
             print(f"{tokens} tokens", file=sys.stderr, flush=True)
             results += measure(mesh, config._replace(batch=batch), args)
-        machine = describe_machine(mesh.size)
-        heads = f"{config.num_heads} heads, {config.num_kv_heads} key-value heads"
-        widths = f"width {config.width}, {heads}"
-        title = f"Decoder layer, {widths}, hidden {config.hidden}, {config.dtype}, {machine}"
-        table = markdown(title, args.rounds, results)
+            # Each time, so that what was measured outlasts an interruption.
+            table = write(args, mesh, config, results)
         print(table)
-        if args.markdown is not None:
-            report.rewrite_markdown(args.markdown, table, mesh.size, "layer")
-        if args.json is not None:
-            settings = {"config": config._asdict(), "rounds": args.rounds, "calls": args.calls}
-            document = {"machine": asdict(machine), **settings}
-            document["results"] = [result._asdict() for result in results]
-            args.json.write_text(json.dumps(document, indent=2) + "\n")
     except ValueError as error:
         print(f"benchmark_layer: {error}", file=sys.stderr)
         return 1

@@ -15,8 +15,6 @@ from entwine_jax.schedule.schedule import Schedule
 
 FEWEST_CALLS = 4
 
-# Short, as many short rounds tell more than a few long ones. The driver starts a call in 10 us.
-FUSED_DISPATCH_US = 20_000.0
 
 NUM_VERIFIED_CALLS = 3
 
@@ -33,8 +31,10 @@ class GpuTimer:
         if self._fused is None or self._fused[0] != problem:
             self._fused = None  # frees its arrays first
             self._fused = (problem, driver.Timed(problem))
-        num_calls = int(FUSED_DISPATCH_US / predict(problem, schedule).total_us)
-        return self._fused[1].call_us(schedule, max(num_calls, FEWEST_CALLS))
+        # As long as a dispatch of lax, half of it behind the other half, as that is behind another.
+        predicted_us = predict(problem, schedule).total_us
+        num_calls = timing.num_calls(2 * FEWEST_CALLS, 2, predicted_us) // 2
+        return self._fused[1].call_us(schedule, num_calls)
 
     def lax_us(self, problem: Problem) -> float:
         """Time of one call of the matmul and the collective of plain lax in us."""

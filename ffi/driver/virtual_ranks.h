@@ -30,7 +30,7 @@ struct VirtualRanksRequest {
   int resident_ctas;    // > 0: so many SMs of a GPU are free, the others are held by another kernel
   int held_devices;     // > 0: of so many GPUs only, the first ones
   int num_calls;        // verified calls, back to back
-  int num_timed_calls;  // of the one problem
+  int num_timed_calls;  // of the one problem, behind as many that are not timed
   int late_ms;          // the last rank's kernels are enqueued so much later
   int missing_rank;     // >= 0: this rank launches nothing (the others must end in an error)
   uint64_t seed;
@@ -56,7 +56,8 @@ class TimedRanks {
  public:
   explicit TimedRanks(VirtualRanksRequest request);
   ~TimedRanks();
-  // Of a call, slowest rank. The problem's own schedule plays no part.
+  // Of one of so many calls behind as many others, slowest rank. The problem's own schedule plays no
+  // part.
   double microseconds(const Schedule& schedule, int num_calls);
 
  private:
