@@ -183,3 +183,23 @@ def test_mixed_problems_in_one_workspace(num_ranks):
         problem(scatter, 30 * p, 520, 1544, Schedule(split_k=max(8 // p - 1, 1))),
     ]
     run_mixed(problems, num_ranks, 2, num_calls=300)
+
+
+@every_op
+def test_calls_of_any_schedule_are_timed(op):
+    """What `tune` does: operands stay, and a call of eight times the work takes longer."""
+    from entwine_jax import _ffi
+
+    devices = list(range(min(2, len(jax.devices()))))
+    num_ctas = NUM_SMS * len(devices) // 2
+
+    def times(k):
+        operands = problem(op, 1024, 2048, k, Schedule())
+        ranks = _ffi.TimedRanks(operands, 2, devices, "bfloat16", num_ctas)
+        schedules = Schedule(), Schedule(tile_n=128, raster=8), Schedule()
+        microseconds = [ranks.microseconds(s.as_attributes(), 40) for s in schedules]
+        with pytest.raises(ValueError, match="num_calls=0: must be 1 or more"):
+            ranks.microseconds(Schedule().as_attributes(), 0)
+        return microseconds
+
+    assert 0 < max(times(1024)) < min(times(8192))
