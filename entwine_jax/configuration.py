@@ -1,7 +1,8 @@
 """The environment switches, read once; `configure` overrides them.
 
 ENTWINE_JAX_DISABLE            1: plain lax everywhere (default 0)
-ENTWINE_JAX_DEADLINE_SECONDS   longest wait inside a kernel before it gives up (default 10)
+ENTWINE_JAX_DEADLINE_SECONDS   longest wait inside a kernel before it gives up, 0.001 to 1e6
+                               (default 10)
 ENTWINE_JAX_WORKSPACE_MIB      peer memory a GPU, for all groups together (default 512)
 ENTWINE_JAX_MEASURED           file or folder with the user's tables of schedules and profiles of
                                hardware (default: the cache folder); off: no measured ones at all
@@ -13,6 +14,9 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
+
+# Also in ffi/peer/workspace.cc: the kernels count in whole nanoseconds of 64 bits.
+SHORTEST_DEADLINE, LONGEST_DEADLINE = 1e-3, 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +38,10 @@ class Configuration:
                 raise TypeError(
                     f"{field.name} must be of type {kind.__name__}, but it is {value!r}."
                 )
-        if not self.deadline_seconds > 0:
+        if not SHORTEST_DEADLINE <= self.deadline_seconds <= LONGEST_DEADLINE:
             raise ValueError(
-                f"deadline_seconds must be greater than 0, but it is {self.deadline_seconds!r}."
+                f"deadline_seconds must be between {SHORTEST_DEADLINE:g} and {LONGEST_DEADLINE:g}, "
+                f"but it is {self.deadline_seconds!r}."
             )
         if self.workspace_mib < 1:
             raise ValueError(f"workspace_mib must be at least 1, but it is {self.workspace_mib!r}.")
@@ -93,7 +98,7 @@ def from_environment(environ: Mapping[str, str]) -> Configuration:
 _SWITCH = {"": False, "0": False, "1": True}.__getitem__
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "ENTWINE_JAX_DISABLE": ("disabled", _SWITCH, "0 or 1"),
-    "ENTWINE_JAX_DEADLINE_SECONDS": ("deadline_seconds", float, "a number of seconds above 0"),
+    "ENTWINE_JAX_DEADLINE_SECONDS": ("deadline_seconds", float, "0.001 to 1e6 seconds"),
     "ENTWINE_JAX_WORKSPACE_MIB": ("workspace_mib", int, "a whole number of MiB, at least 1"),
     "ENTWINE_JAX_MEASURED": ("measured", str, "a path, or off"),
     "ENTWINE_JAX_GRAPHS": ("graphs", _SWITCH, "0 or 1"),

@@ -1,8 +1,9 @@
 """The crossing to XLA: fused custom call or plain lax, decided once, when a program is lowered.
 
-The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v2`, or those that XLA may
-capture in CUDA graphs, `entwine_jax.<op>.in_graphs.v2`, platform CUDA; arrays are row-major and all
-of one dtype, bfloat16 or float16; w is [k, n], or [n, k] where w_transposed is 1:
+The only file that touches `jax.ffi`. Custom calls `entwine_jax.<op>.v<CALL_VERSION>`, or those
+that XLA may capture in CUDA graphs, `entwine_jax.<op>.in_graphs.v<CALL_VERSION>`, platform CUDA;
+arrays are row-major and all of one dtype, bfloat16 or float16; w is [k, n], or [n, k] where
+w_transposed is 1:
   matmul_allreduce      x [m, k], w -> y [m, n]
   matmul_reducescatter  x [m, k], w -> y [m / group_size, n]
                         rows of x are [num_batches, group_size, block], of y [num_batches, block]

@@ -190,9 +190,9 @@ def test_any_schedule_is_legal_or_refused_by_name(fields):
     except ValueError as error:
         assert_says(rf"Schedule\.({'|'.join(fields)}) = .*: must be ", error)
         return
-    # What the struct of int64 holds, within the bounds that ffi/launch/launch.cc checks again.
+    # Within the bounds that ffi/launch/launch.cc checks again.
     attributes = schedule.as_attributes()
-    assert all(type(v) is int and v >= 0 for v in attributes.values())
+    assert all(type(v) is int and 0 <= v < 2**31 for v in attributes.values())
     assert schedule.tile_m == 128
     assert schedule.tile_n in (128, 256)
     assert 1 <= schedule.raster <= 1024
@@ -348,5 +348,5 @@ def test_any_environment_is_read_or_refused_by_name(environ):
     except ValueError as error:
         assert_says(rf"({'|'.join(environ)}) must be .*, but it is ", error)
         return
-    assert found.deadline_seconds > 0
+    assert 1e-3 <= found.deadline_seconds <= 1e6
     assert found.workspace_mib >= 1

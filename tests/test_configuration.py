@@ -26,9 +26,9 @@ def test_every_variable():
     ("variable", "text", "rule"),
     [
         ("ENTWINE_JAX_DISABLE", "yes", "0 or 1"),
-        ("ENTWINE_JAX_DEADLINE_SECONDS", "soon", "a number of seconds above 0"),
-        ("ENTWINE_JAX_DEADLINE_SECONDS", "0", "a number of seconds above 0"),
-        ("ENTWINE_JAX_DEADLINE_SECONDS", "nan", "a number of seconds above 0"),
+        ("ENTWINE_JAX_DEADLINE_SECONDS", "soon", "0.001 to 1e6 seconds"),
+        ("ENTWINE_JAX_DEADLINE_SECONDS", "0", "0.001 to 1e6 seconds"),
+        ("ENTWINE_JAX_DEADLINE_SECONDS", "nan", "0.001 to 1e6 seconds"),
         ("ENTWINE_JAX_WORKSPACE_MIB", "1.5", "a whole number of MiB"),
         ("ENTWINE_JAX_WORKSPACE_MIB", "-1", "a whole number of MiB"),
     ],

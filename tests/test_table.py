@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from entwine_jax.schedule import Problem, Schedule, document, table
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.document import RefusedError
-from entwine_jax.schedule.legality import fit
+from entwine_jax.schedule.legality import LackOfMemory, fit
 from entwine_jax.schedule.problem import ALLGATHER
-from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
+from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, NOT_AS_MEASURED, decide
 from entwine_jax.schedule.table import EMPTY, Entry, Key, Table
 
 VERSION = "0.1.0"
@@ -100,7 +100,9 @@ def test_a_schedule_that_would_run_otherwise_than_measured_is_not_taken():
     problem = Problem(m=8192, n=8192, k=8192, num_ranks=4)
     whole = one_entry(problem, Entry(SCHEDULE, 1.0, 2.0))
     assert decide(problem, DEFAULT_SLOT_BYTES, table=whole).source == "table"
-    assert decide(problem, DEFAULT_SLOT_BYTES // 2, table=whole).source == "model"
+    by_model = decide(problem, DEFAULT_SLOT_BYTES // 2, table=whole)
+    assert (by_model.source, by_model.reason.endswith(NOT_AS_MEASURED)) == ("model", True)
+    assert isinstance(decide(problem, 0, table=whole).reason, LackOfMemory)
     split = Schedule(rows_per_launch=4096)
     table_of_split = one_entry(problem, Entry(split, 1.0, 2.0))
     assert decide(problem, DEFAULT_SLOT_BYTES, table=table_of_split).source == "model"

@@ -5,6 +5,8 @@ from typing import Any
 
 _TILE_N = (128, 256)
 
+MAX_ROWS = 2**31
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -69,8 +71,8 @@ class Schedule:
         self._require_range("split_k", 1, 8)
         self._require(
             "rows_per_launch",
-            self.rows_per_launch >= 0 and self.rows_per_launch % self.tile_m == 0,
-            f"must be 0 or a positive multiple of tile_m = {self.tile_m}",
+            0 <= self.rows_per_launch < MAX_ROWS and self.rows_per_launch % self.tile_m == 0,
+            f"must be 0 or a positive multiple of tile_m = {self.tile_m}, and under 2^31",
         )
 
     def _require(self, name: str, holds: bool, rule: str) -> None:

@@ -26,6 +26,8 @@ FEWEST_ROWS = 256
 
 Source = Literal["override", "table", "model"]
 
+NOT_AS_MEASURED = "its measured schedule would be split into other launches by these slots"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -76,6 +78,9 @@ def decide(
         schedule, reason = measured
     else:
         schedule, reason = _cheapest(problem, lax, ranked, rejected)
+        if table.lookup(problem) is not None:
+            # A lack of memory stays one.
+            reason = type(reason)(f"{reason}; {NOT_AS_MEASURED}")
     return Decision(schedule, source, reason, lax, ranked, rejected)
 
 

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"the table to add to (default: {default_table()})",
+        help=f"the table to add to, for the default workspace (default: {default_table()})",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="add all times to FILE; what it holds is done"

@@ -6,6 +6,7 @@
 
 #include "driver/virtual_ranks.h"
 #include "handlers/handlers.h"
+#include "launch/device_scope.h"
 #include "launch/launch.h"
 #include "peer/workspace.h"
 
@@ -39,9 +40,8 @@ int driver_version() {
 }
 
 nb::list probe_devices() {
-  int num_devices = 0, current = 0;
+  int num_devices = 0;
   check_cuda(cudaGetDeviceCount(&num_devices), "counting the GPUs");
-  if (num_devices > 0) check_cuda(cudaGetDevice(&current), "cudaGetDevice");
   nb::list devices;
   for (int ordinal = 0; ordinal < num_devices; ordinal++) {
     cudaDeviceProp properties{};
@@ -58,14 +58,13 @@ nb::list probe_devices() {
     device["compute_capability"] = nb::make_tuple(properties.major, properties.minor);
     device["num_sms"] = properties.multiProcessorCount;
     size_t free_bytes = 0, total_bytes = 0;
-    check_cuda(cudaSetDevice(ordinal), "cudaSetDevice");
+    const DeviceScope scope(ordinal);
     check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for a GPU's free memory");
     device["free_bytes"] = free_bytes;
     device["total_bytes"] = total_bytes;
     device["peer_access"] = peer_access;
     devices.append(device);
   }
-  if (num_devices > 0) check_cuda(cudaSetDevice(current), "cudaSetDevice");
   return devices;
 }
 

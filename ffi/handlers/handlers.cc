@@ -12,6 +12,7 @@
 
 #include "handlers/communicator.h"
 #include "handlers/decode.h"
+#include "launch/device_scope.h"
 #include "launch/launch.h"
 #include "peer/workspace.h"
 #include "xla/ffi/api/ffi.h"
@@ -43,19 +44,6 @@ ffi::Error guarded(Body body) {
     return ffi::Error::Internal(std::string("entwine_jax: ") + error.what());
   }
 }
-
-// The current device of the calling thread, restored on exit.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) {
-    check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
-    check_cuda(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~DeviceScope() { cudaSetDevice(previous_); }
-
- private:
-  int previous_ = 0;
-};
 
 void load_kernels_once(int device) {
   constexpr int kMaxDevices = 64;

@@ -67,7 +67,7 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ranks, i
               (schedule.narrow_tail == 0 || (schedule.tile_n == 256 && call.op != Op::kAllGather)),
           "schedule.narrow_tail", schedule.narrow_tail,
           "must be in [0, 2^30), and 0 with tiles of 128 columns and for AllGather");
-  require(schedule.split_k >= 1 && schedule.split_k * num_ranks <= kMaxSources &&
+  require(schedule.split_k >= 1 && schedule.split_k <= kMaxSources / num_ranks &&
               (schedule.split_k == 1 || call.op != Op::kAllGather),
           "schedule.split_k", schedule.split_k,
           "must be in 1.." + std::to_string(kMaxSources / num_ranks) + ", and 1 for AllGather");

@@ -1,5 +1,5 @@
 // How the ranks of a group tell each other where their memory is. The kernel and the workspace know
-// nothing else of how a group came about, so other transports can be added here.
+// nothing else of how a group came about.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ class Exchange {
   virtual int rank() const = 0;
   virtual int num_ranks() const = 0;
   // Collective and blocking: every rank gives `num_bytes` at `mine` and gets those of all ranks, in
-  // rank order, at `all`. Everything a rank did on its device's default or exchange stream before
-  // is done when the call returns on any rank.
+  // rank order, at `all`. What a rank's host had waited for before is done for whoever gets its
+  // bytes.
   virtual void all_gather(const void* mine, void* all, size_t num_bytes) = 0;
 };
 

@@ -42,8 +42,10 @@ struct Introduction {
   size_t slot_bytes;
 };
 
+// Also the thread that will watch over it: what fails here is told to the other ranks.
 std::unique_ptr<RankMemory> allocate(size_t slot_bytes, std::string& problem) {
   try {
+    watch_for_failures();
     return std::make_unique<RankMemory>(slot_bytes);
   } catch (const std::exception& error) {
     problem = error.what();
@@ -54,6 +56,9 @@ std::unique_ptr<RankMemory> allocate(size_t slot_bytes, std::string& problem) {
 }  // namespace
 
 void set_deadline(double seconds) {
+  if (!(seconds >= 1e-3 && seconds <= 1e6)) {
+    throw InvalidCall("seconds=" + std::to_string(seconds) + ": must be in 0.001..1e6");
+  }
   registry().deadline_ns.store(static_cast<uint64_t>(seconds * 1e9));
 }
 
@@ -122,7 +127,6 @@ const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& ex
   window.parity_bytes = entry.memory->slot_bytes() / 2;
   window.max_slots = entry.memory->max_slots();
   window.failure = entry.memory->failure();
-  watch_for_failures();
   const std::lock_guard lock(registry().mutex);
   return registry().entries.insert_or_assign(key, std::move(entry)).first->second.workspace;
 }

@@ -75,6 +75,7 @@ def whole_numbers(m, k, n, seed=0):
 # ---- Attributes that would corrupt memory, and programs of another version
 
 
+@every_fused_op
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -85,17 +86,47 @@ def whole_numbers(m, k, n, seed=0):
         ("narrow_tail", -1),
         ("split_k", 0),
         ("split_k", 5),
+        ("split_k", 2**62),
         ("rows_per_launch", 100),
     ],
 )
-def test_wrong_schedules_are_refused_by_name(monkeypatch, name, value):
-    x, w = place("allreduce", *normal(512, 512, 512))
+def test_wrong_schedules_are_refused_by_name(monkeypatch, kind, name, value):
     honest = Schedule.as_attributes
     monkeypatch.setattr(Schedule, "as_attributes", lambda self: honest(self) | {name: value})
-    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"schedule\.{name}={value}: "):
-        jax.block_until_ready(fused("allreduce")(x, w))
+    assert_refused_by_name(monkeypatch, kind, rf"schedule\.{name}={value}: ")
+
+
+@every_fused_op
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_batches", 0),
+        ("num_batches", 7),
+        ("num_batches", 2**40),
+        ("group_size", 0),
+        ("group_size", 3),
+        ("group_size", 2**62),
+    ],
+)
+def test_wrong_attributes_are_refused_by_name(monkeypatch, kind, name, value):
+    honest = jax.ffi.ffi_lowering
+
+    def tampering(target, **options):
+        rule = honest(target, **options)
+        return lambda *args, **attributes: rule(*args, **attributes | {name: np.int64(value)})
+
+    monkeypatch.setattr(jax.ffi, "ffi_lowering", tampering)
+    assert_refused_by_name(monkeypatch, kind, rf"{name}={value}: ")
+
+
+def assert_refused_by_name(monkeypatch, kind, message):
+    """And what was not tampered with is right after it."""
+    x, w = whole_numbers(512, 512, 512)
+    operands = place(kind, *(jnp.asarray(v, jnp.bfloat16) for v in (x, w)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(fused(kind)(*operands))
     monkeypatch.undo()
-    np.testing.assert_array_equal(fused("allreduce")(x, w), fused("allreduce")(x, w))
+    np.testing.assert_array_equal(np.asarray(fused(kind)(*operands), np.float32), x @ w)
 
 
 def test_programs_of_another_version_are_refused_by_name(monkeypatch):
