@@ -5,6 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from entwine_jax.version import __version__
+
 # Each module has add_arguments(parser) and run(arguments) -> exit status. Only the one that is
 # asked for is imported, as bench needs packages that the others do not.
 COMMANDS = {
@@ -23,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m entwine_jax",
         description="Checks, times, tunes, explains and traces the fused kernel.",
     )
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)

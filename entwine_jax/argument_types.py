@@ -33,3 +33,10 @@ def output_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
     return path
+
+
+def seed(text: str) -> int:
+    """What numpy takes for a seed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an int of 0 or more")
+    return int(text)

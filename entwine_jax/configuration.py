@@ -11,9 +11,12 @@ ENTWINE_JAX_GRAPHS             1: XLA may capture the fused calls in CUDA graphs
 
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
+
+_log = logging.getLogger("entwine_jax")
 
 # Also in ffi/peer/workspace.cc: the kernels count in whole nanoseconds of 64 bits.
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 1e-3, 1e6
@@ -57,12 +60,28 @@ def current() -> Configuration:
 
 
 def configure(**changes: Any) -> Configuration:
-    """Changes settings by name.
+    """Changes settings by name; they win over the environment. Call this first.
 
-    They are `disabled`, `deadline_seconds`, `workspace_mib`, `measured` and `graphs`.
-    The deadline holds for calls from now on. Programs that are already compiled keep their path
-    (fused or lax, in graphs or not); call this first.
+    The deadline holds for calls from now on. Programs that are already traced or compiled keep
+    their path (fused or lax, in graphs or not).
+
+    Args:
+        disabled: True runs everything as plain lax (default: False).
+        deadline_seconds: longest wait inside a kernel, 0.001 to 1e6 seconds (default: 10).
+        workspace_mib: peer memory on a GPU for all device groups, in MiB (default: 512).
+        measured: file or folder with tables of schedules and profiles of hardware; "" for the cache
+            folder, "off" for none at all (default: "").
+        graphs: True lets XLA capture fused calls in CUDA graphs (default: False).
+
+    Returns:
+        All settings, as they are now.
+
+    Raises:
+        TypeError: an unknown name, or a value of another type.
+        ValueError: a value out of range.
     """
+    if isinstance(changes.get("measured"), os.PathLike):
+        changes["measured"] = os.fspath(changes["measured"])
     global _overridden
     names = [field.name for field in dataclasses.fields(Configuration)]
     for name, value in changes.items():
@@ -81,7 +100,10 @@ def watch(told: Callable[[Configuration], None]) -> None:
 
 
 def from_environment(environ: Mapping[str, str]) -> Configuration:
-    """Raises ValueError that names the variable, its value and the rule."""
+    """Raises ValueError that names the variable, its value and the rule; warns of unknown ones."""
+    for variable in environ:
+        if variable.startswith("ENTWINE_JAX_") and variable not in _VARIABLES:
+            _log.warning("%s is not one of %s", variable, ", ".join(_VARIABLES))
     fields: dict[str, Any] = {}
     for variable, (field, convert, rule) in _VARIABLES.items():
         text = environ.get(variable)
@@ -90,8 +112,8 @@ def from_environment(environ: Mapping[str, str]) -> Configuration:
         try:
             fields[field] = convert(text)
             Configuration(**{field: fields[field]})
-        except (KeyError, ValueError) as error:
-            raise ValueError(f"{variable} must be {rule}, but it is {text!r}.") from error
+        except (KeyError, ValueError):
+            raise ValueError(f"{variable} must be {rule}, but it is {text!r}.") from None
     return Configuration(**fields)
 
 

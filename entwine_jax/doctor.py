@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 
 from entwine_jax import configuration, measured, runtime
+from entwine_jax.argument_types import output_file
 from entwine_jax.schedule import document, hardware
 from entwine_jax.schedule.legality import MIN_RANKS
 from entwine_jax.version import __version__
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="where --measure writes the profile (default: the user's cache folder, where it is "
         "found)",
@@ -71,7 +72,12 @@ def _measure(num_ranks: int | None, output: Path | None) -> int:
 
     builtin = runtime.hardware()
     num_ranks = num_ranks or jax.local_device_count()
-    path = output or measured.folder() / f"hardware-{builtin.name}.json"
+    path = output or measured.output_folder() / f"hardware-{builtin.name}.json"
+    try:
+        measured.check_profile(path)
+    except document.RefusedError as error:
+        print(f"doctor: {path} is not overwritten: {error}", file=sys.stderr)
+        return 2
     try:
         with progress(NUM_STEPS) as start:
             found = measure_profile(builtin, num_ranks, JaxProbes(num_ranks), start("profile"))
@@ -84,7 +90,8 @@ def _measure(num_ranks: int | None, output: Path | None) -> int:
     for name, value in found.items():
         print(f"  {name}: {_text(value)} (built in: {_text(getattr(builtin, name))})")
     measured.write(path, text)
-    print(f"The profile of {num_ranks} x {builtin.name} is {path}")
+    unread = "" if measured.is_read(path) else ", which ENTWINE_JAX_MEASURED must name"
+    print(f"The profile of {num_ranks} x {builtin.name} is {path}{unread}")
     return 0
 
 

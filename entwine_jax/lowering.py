@@ -18,7 +18,7 @@ w_transposed is 1:
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,15 +34,22 @@ from entwine_jax.version import CALL_VERSION
 _log = logging.getLogger("entwine_jax")
 
 
+# What every primitive is in plain lax, and the op of those that may be fused.
+IN_LAX: dict[Primitive, Callable[..., Any]] = {}
+_ops: dict[Primitive, str] = {}
+
+
 def register(primitive: Primitive, in_lax: Callable[..., Any]) -> Callable[..., Any]:
     """Lowers `primitive` to `in_lax`, which takes its operands and parameters; returns the rule."""
     rule = mlir.lower_fun(in_lax, multiple_results=primitive.multiple_results)
     mlir.register_lowering(primitive, rule)
+    IN_LAX[primitive] = in_lax
     return rule
 
 
 def register_fused(primitive: Primitive, op: str, in_lax: Callable[..., Any]) -> None:
     """As `register`, and on CUDA lowers to the fused call where it may."""
+    _ops[primitive] = op
     lax_rule = register(primitive, in_lax)
     cuda_rule = functools.partial(_lower_for_cuda, op=op, lax_rule=lax_rule)
     mlir.register_lowering(primitive, cuda_rule, platform="cuda")
@@ -64,6 +71,18 @@ def why_lax(m: int, k: int, n: int, dtype: str, num_ranks: int) -> str | None:
     return why_not_fusible(n, k, dtype, num_ranks) or runtime.why_unavailable(num_ranks)
 
 
+def expects_fused(
+    primitive: Primitive, x: jax.Array, w: jax.Array, num_ranks: int, **params: Any
+) -> bool:
+    """Whether a call would be fused, as far as can be said before it is lowered."""
+    schedule = params["schedule"]
+    (m, k), (k, n) = x.shape, w.shape[::-1] if params["w_transposed"] else w.shape
+    if primitive not in _ops or why_lax(m, k, n, str(x.dtype), num_ranks) is not None:
+        return False
+    problem = _problem(_ops[primitive], m, k, n, str(x.dtype), num_ranks, **params)
+    return selection.decide(problem, override=schedule).schedule.fused
+
+
 class FusedCall(NamedTuple):
     """The attributes of a custom call, and why it is one."""
 
@@ -77,8 +96,9 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     call = _plan(ctx, op, **params)
     x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):
-        _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, call)
-        _warn(op, params["schedule"], call)
+        tell_of_lax(op, x_shape, w_shape, params["schedule"], call)
+        if not runtime.sees_gpus() and call == runtime.why_unavailable(params["num_ranks"]):
+            _warn_once("host", f"what is lowered for CUDA here runs as plain lax anywhere: {call}")
         return lax_rule(ctx, x, w, *other_ws, **params)
     _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
     # Results are one product for each weight and, of the all-gather, the gathered x.
@@ -101,8 +121,14 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     return [y, *_multiply_others(ctx, rest[0], other_ws, params["w_transposed"]), *rest]
 
 
-def _warn(op: str, schedule: Schedule | None, why_lax: str) -> None:
-    """Warns of what the user can change, unlike the GPUs: a schedule that was given, and memory."""
+def tell_of_lax(
+    op: str, x_shape: Sequence[int], w_shape: Sequence[int], schedule: Schedule | None, why_lax: str
+) -> None:
+    """Logs that a call runs as plain lax, and warns once of what the user can change about it.
+
+    That is a schedule that was given, memory, and the host that a program is lowered on.
+    """
+    _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, why_lax)
     if schedule is not None and schedule.fused and runtime.is_available():
         warning = f"{op} runs as plain lax in spite of its schedule: {why_lax}"
         _warn_once(warning, warning)
@@ -148,7 +174,18 @@ def _plan(
     groups = replica_groups(mesh.shape, axis_name)
     limit = configuration.current().workspace_bytes
     slot_bytes = workspace.slot_bytes(_device_ids(mesh), (groups.tobytes(), num_ranks), limit)
-    problem = Problem.of_shards(
+    problem = _problem(op, m, k, n, dtype, num_ranks, num_batches=num_batches)
+    decision = selection.decide(problem, slot_bytes, override=schedule)
+    if not decision.schedule.fused:
+        return decision.reason
+    return FusedCall(groups, slot_bytes, decision.schedule, decision.reason)
+
+
+def _problem(
+    op: str, m: int, k: int, n: int, dtype: str, num_ranks: int, *, num_batches: int = 1, **_: Any
+) -> Problem:
+    """The problem of local shards x [m, k] and w [k, n] on this machine."""
+    return Problem.of_shards(
         op,
         (m, k),
         (k, n),
@@ -157,10 +194,6 @@ def _plan(
         dtype=dtype,
         hardware=runtime.hardware(),
     )
-    decision = selection.decide(problem, slot_bytes, override=schedule)
-    if not decision.schedule.fused:
-        return decision.reason
-    return FusedCall(groups, slot_bytes, decision.schedule, decision.reason)
 
 
 def _device_ids(mesh) -> tuple[int, ...]:

@@ -68,6 +68,21 @@ def folder() -> Path:
     return Path(cache) / "entwine_jax" / __version__
 
 
+def output_folder() -> Path:
+    """Where new files are found again: the folder that is configured, or the user's."""
+    where = configuration.current().measured
+    return folder() if where in ("", OFF) or where.endswith(".json") else Path(where)
+
+
+def is_read(path: Path) -> bool:
+    """Whether the settings in force have this file read."""
+    where = configuration.current().measured
+    if where == OFF:
+        return False
+    searched = Path(where) if where else folder()
+    return path.suffix == ".json" and searched.resolve() in (path.resolve(), path.resolve().parent)
+
+
 def read_table(path: Path) -> Table:
     """The table in a file; an empty one where there is no file.
 
@@ -77,6 +92,12 @@ def read_table(path: Path) -> Table:
     if not path.exists():
         return EMPTY
     return table.parse_table(document.parse(document.read(path)), __version__)
+
+
+def check_profile(path: Path) -> None:
+    """Raises RefusedError where there is a file that is not a profile."""
+    if path.exists():
+        hardware.parse_profile(document.parse(document.read(path)), __version__)
 
 
 def write(path: Path, text: str) -> None:

@@ -49,6 +49,11 @@ def hardware() -> Hardware:
     return (hardware_for(devices[0].device_kind) if devices else None) or H200
 
 
+def sees_gpus() -> bool:
+    """Whether JAX sees CUDA devices in this process."""
+    return bool(_find_devices()[0])
+
+
 def load_ffi() -> ModuleType | None:
     """The compiled module, or None where it was not built, or not for this system."""
     try:

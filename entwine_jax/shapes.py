@@ -79,7 +79,7 @@ def _check_weight(op: str, name: str, w: Any, x: Any) -> None:
     if w.ndim != 2:
         raise ValueError(
             f"{op}: {name} must have 2 dimensions [k, n], but it has shape {w.shape}. "
-            "Use jax.vmap for a batch of weights."
+            "Reshape [k, heads, d] to [k, heads * d]; use jax.vmap for a batch of weights."
         )
     if x.shape[-1] != w.shape[0]:
         raise ValueError(

@@ -56,3 +56,4 @@ def fused_lowering(monkeypatch):
     monkeypatch.setattr(workspace, "_shares", {})
     monkeypatch.setattr(lowering, "_warned", set())
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)
+    monkeypatch.setattr(runtime, "sees_gpus", lambda: True)

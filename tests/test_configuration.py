@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,14 @@ def test_configure_rejects(monkeypatch, changes, error):
 def test_configure_names_the_settings_that_there_are():
     with pytest.raises(TypeError, match=r"^configure: workspace=64: must be one of .*, graphs"):
         configuration.configure(workspace=64)
+
+
+def test_unknown_variables_are_a_warning(caplog):
+    from_environment({"ENTWINE_JAX_DISABLED": "1", "ENTWINE_JAX_DISABLE": "1", "OTHER": "1"})
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith("ENTWINE_JAX_DISABLED is not one of ENTWINE_JAX_DISABLE, ")
+
+
+def test_a_path_names_what_was_measured(monkeypatch):
+    monkeypatch.setattr(configuration, "_overridden", None)
+    assert configuration.configure(measured=Path("a") / "b").measured == str(Path("a") / "b")

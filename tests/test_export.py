@@ -1,6 +1,7 @@
 """Programs that are compiled ahead, or written to bytes and read back."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,15 @@ import numpy as np
 import pytest
 from jax import export
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from sharded import PRODUCTS, make_mesh, random_operands, specs_of
 
-from entwine_jax import configuration, lowering
+from entwine_jax import (
+    column_parallel_matmul,
+    configuration,
+    lowering,
+    matmul_allreduce,
+)
 from entwine_jax.schedule.problem import OPS
 
 M, K, N = 4096, 32768, 8192  # large enough for the selector to fuse
@@ -125,3 +132,30 @@ def test_a_hundred_different_calls_in_one_program():
 
     for i, y in enumerate(f(x, w)):
         np.testing.assert_allclose(y, x[: 4 * (i // 4 + 1)] @ w, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("op", [matmul_allreduce, column_parallel_matmul])
+@pytest.mark.usefixtures("fused_lowering")
+def test_symbolic_sizes_are_plain_lax(op, platform):
+    mesh = make_mesh()
+    x_spec, w_spec, y_spec = specs_of("allreduce" if op is matmul_allreduce else "column_parallel")
+    x_spec, y_spec = (P(None, *spec) for spec in (x_spec, y_spec))
+    f = jax.shard_map(
+        partial(op, axis_name="tp"), mesh=mesh, in_specs=(x_spec, w_spec), out_specs=y_spec
+    )
+    (b,) = export.symbolic_shape("b")
+    x, w = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((b, 8, 16), x_spec), ((16, 8), w_spec))
+    )
+    program = export.export(jax.jit(f), platforms=[platform])(x, w)
+    assert "custom_call @entwine" not in program.mlir_module()
+    if platform == "cpu":
+        rng = np.random.default_rng(0)
+        x, w = rng.standard_normal((3, 8, 16)), rng.standard_normal((16, 8))
+        placed = (
+            jax.device_put(np.float32(v), NamedSharding(mesh, spec))
+            for v, spec in ((x, x_spec), (w, w_spec))
+        )
+        np.testing.assert_allclose(jax.jit(program.call)(*placed), x @ w, rtol=1e-4, atol=1e-4)

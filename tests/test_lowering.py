@@ -118,7 +118,8 @@ def reasons(caplog):
     caplog.set_level(logging.INFO, logger="entwine_jax")
 
     def found():
-        return [r.getMessage().partition("lax: ")[2] for r in caplog.records]
+        told = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+        return [message.partition("lax: ")[2] for message in told]
 
     return found
 
@@ -276,22 +277,52 @@ def test_plain_lax_where_fusing_would_lose():
 
 
 @KIND
-def test_plain_lax_on_a_partially_manual_mesh(kind):
+@pytest.mark.parametrize("schedule", [None, entwine_jax.Schedule()])
+def test_plain_lax_on_a_partially_manual_mesh(kind, schedule, reasons, caplog):
     *in_specs, out_spec = specs_of(kind)
     f = jax.shard_map(
-        lambda x, w: OPS[kind](x, w, "tp"),
+        lambda x, w: OPS[kind](x, w, "tp", schedule=schedule),
         mesh=make_mesh((2, 2), ("dp", "tp")),
         in_specs=tuple(in_specs),
         out_specs=out_spec,
         axis_names={"tp"},
     )
     assert "custom_call @entwine" not in stablehlo(gradients(f), (M, K), (K, N))
+    why = "some axes of the mesh are not manual in the surrounding jax.shard_map"
+    assert set(reasons()) == {why}
+    spite = f"{OPS[kind].__name__} runs as plain lax in spite of its schedule: {why}"
+    assert warnings(caplog) == ([] if schedule is None else [spite])
+
+
+@FUSED
+def test_weights_and_rows_in_a_batch_are_a_loop_only_of_fused_calls(kind, monkeypatch):
+    def experts(m):
+        return stablehlo(jax.vmap(PRODUCTS[kind](make_mesh())), (2, m, K), (2, K, N))
+
+    assert "stablehlo.while" in experts(M)
+    assert TARGETS[kind] in experts(M)
+    small = experts(64)  # left to lax by the selector
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "GPU model: too old")
+    for text in (small, experts(M)):
+        assert "stablehlo.while" not in text
+        assert text.count(f"stablehlo.{COLLECTIVES[kind]}") == 1
 
 
 def test_plain_lax_where_the_kernel_is_not_available(monkeypatch, reasons):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "GPU model: too old")
     assert "custom_call" not in lower(make_mesh())
     assert reasons() == ["GPU model: too old"]
+
+
+def test_lowering_for_gpus_that_are_not_here_warns_once(monkeypatch, caplog):
+    """The program is plain lax, whatever GPU it runs on later."""
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "no GPU")
+    monkeypatch.setattr(runtime, "sees_gpus", lambda: False)
+    for _ in range(2):
+        assert "custom_call" not in lower(make_mesh())
+        product = row_parallel(make_mesh())
+        assert "custom_call" not in stablehlo(product, (M, K), (K, N), dtype=jnp.float32)
+    assert warnings(caplog) == ["what is lowered for CUDA here runs as plain lax anywhere: no GPU"]
 
 
 @pytest.mark.parametrize("found", [LackOfMemory("9 MiB free. Lower it."), None])
@@ -306,7 +337,7 @@ def test_a_workspace_that_cannot_be_had_gives_lax_and_one_warning(
     (warning,) = warnings(caplog)
     given = schedule is not None and found is None
     assert f"plain lax {'in spite of its schedule' if given else 'for lack of memory'}: " in warning
-    assert (found or "used up by other device groups") in warning
+    assert (found or "the workspace is too small, or used up by other") in warning
 
 
 def test_no_other_reason_warns_of_memory(monkeypatch, caplog):

@@ -138,8 +138,7 @@ def test_selector_of_the_package_uses_them(places):
     assert selection.decide(PROBLEM).source == "table"
     assert selection.decide(PROBLEM, override=by_model).source == "override"
     text = str(entwine_jax.explain(PROBLEM))
-    digest = measured.current().table.digest
-    assert f"source    table; table of 1 measured schedules, digest {digest}" in text
+    assert "source    table; table of 1 measured schedules" in text
     entwine_jax.configure(measured="off")
     assert entwine_jax.select_schedule(PROBLEM) == by_model
     assert "no table" in str(entwine_jax.explain(PROBLEM))
@@ -234,3 +233,24 @@ def test_shipped_files_are_right():
             choice = decide(key.problem(), table=shipped)
             assert choice.source == "table"
             assert choice.schedule.fused == (entry.fused_us < entry.lax_us)
+
+
+def test_new_files_go_where_they_are_read(places, monkeypatch, tmp_path):
+    _, cache = places
+
+    def name(where):
+        monkeypatch.setattr(configuration, "_overridden", Configuration(measured=str(where)))
+        return measured.output_folder()
+
+    table_of_mine = tmp_path / "mine.json"
+    assert name("") == name("off") == name(table_of_mine) == cache
+    assert measured.is_read(table_of_mine)
+    assert not measured.is_read(cache / "schedules.json")
+    assert name(tmp_path / "new") == tmp_path / "new"
+    assert measured.is_read(tmp_path / "new" / "schedules.json")
+    assert not measured.is_read(tmp_path / "new" / "schedules.txt")
+    assert not measured.is_read(cache / "schedules.json")
+    name("off")
+    assert not measured.is_read(cache / "schedules.json")
+    name("")
+    assert measured.is_read(cache / "schedules.json")

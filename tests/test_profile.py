@@ -130,6 +130,15 @@ def test_command_writes_nothing_that_makes_no_sense(doctor, us, tmp_path, capsys
     assert not (tmp_path / "profile.json").exists()
 
 
+def test_command_overwrites_no_other_file(doctor, tmp_path, capsys):
+    path = tmp_path / "profile.json"
+    path.write_text('{"mine": 1}')
+    probes = FakeProbes()
+    assert doctor(probes) == 2
+    assert f"{path} is not overwritten: " in capsys.readouterr().err
+    assert path.read_text() == '{"mine": 1}'
+
+
 def test_command_does_not_measure_where_the_kernel_cannot_run(capsys):
     assert main(["doctor", "--measure"]) == 1
     printed = capsys.readouterr()
@@ -206,7 +215,8 @@ def test_driver_gets_the_product_of_one_rank(monkeypatch):
     assert where == [2, [0, 1], "bfloat16", 132]
     ((timed, num_calls),) = ffi.timed
     assert (timed["tile_n"], timed["raster"]) == (128, 8)
-    assert num_calls * predict(problem, schedule).total_us == pytest.approx(50_000, rel=0.05)
+    # And as many before them.
+    assert 2 * num_calls * predict(problem, schedule).total_us == pytest.approx(50_000, rel=0.05)
     # Another schedule finds the operands where they are, another problem does not.
     timer.fused_us(problem, Schedule())
     assert len(ffi.made) == 1

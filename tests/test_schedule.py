@@ -135,3 +135,16 @@ def test_hardware_is_found_by_device_kind(device_kind, hardware):
 def test_wrong_hardware_is_refused():
     with pytest.raises(ValueError, match=r"Hardware\.num_sms = 0"):
         dataclasses.replace(H200, num_sms=0)
+
+
+@pytest.mark.parametrize(
+    "shards", [((64, 128), (32, 32)), ((2, 64, 128), (128, 32)), ((64, 128), (128, 4, 8))]
+)
+def test_shards_must_multiply(shards):
+    with pytest.raises(ValueError, match=r"must be \[rows, k\] and \[k, n\]"):
+        Problem.of_shards("matmul_allreduce", *shards, 2)
+
+
+def test_hardware_is_not_a_name():
+    with pytest.raises(ValueError, match=r"Problem\.hardware = 'H200': must be a Hardware"):
+        Problem(m=128, n=128, k=128, num_ranks=2, hardware="H200")

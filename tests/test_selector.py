@@ -408,7 +408,7 @@ def test_allgather_needs_spare_warps_and_no_slots():
     assert all(schedule.num_spare_warps >= 1 for schedule in legal)
     assert all(schedule.rows_per_launch == 0 for schedule in legal)
     assert not rejected
-    assert decide(problem, slot_bytes=0).reason.startswith("the workspace is used up")
+    assert decide(problem, slot_bytes=0).reason.startswith("no slots: the workspace is ")
     split = decide(problem, override=Schedule(rows_per_launch=128))
     assert not split.schedule.fused
     assert "one launch" in split.reason

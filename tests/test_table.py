@@ -95,6 +95,19 @@ def test_lax_is_chosen_where_it_was_measured_to_win(fused_us, fused):
     assert (decision.schedule.fused, decision.source) == (fused, "table")
 
 
+def test_batches_of_whole_tiles_are_the_tiles_of_one_batch():
+    sizes = {"op": "matmul_reducescatter", "n": 8192, "k": 28672, "num_ranks": 4}
+    whole = Problem(m=4096, **sizes)
+    measured = one_entry(whole, Entry(SCHEDULE, 1.0, 2.0))
+    for num_batches, source in ((1, "table"), (8, "table"), (16, "model")):  # rows of 128, of 64
+        problem = dataclasses.replace(whole, num_batches=num_batches)
+        assert decide(problem, table=measured).source == source
+    exact = one_entry(dataclasses.replace(whole, num_batches=8), Entry(Schedule(), 1.0, 2.0))
+    both = measured | exact
+    assert decide(dataclasses.replace(whole, num_batches=8), table=both).schedule == Schedule()
+    assert decide(whole, table=both).schedule == SCHEDULE
+
+
 def test_a_schedule_that_would_run_otherwise_than_measured_is_not_taken():
     """In half of the slots it would be split, or would not fit."""
     problem = Problem(m=8192, n=8192, k=8192, num_ranks=4)

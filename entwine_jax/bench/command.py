@@ -5,7 +5,7 @@ import sys
 
 import jax
 
-from entwine_jax.argument_types import existing_file, output_file, parsed_by
+from entwine_jax.argument_types import existing_file, output_file, parsed_by, seed
 from entwine_jax.bench import programs, report
 from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take this schedule instead of the selector's choice",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare with float64")
-    parser.add_argument("--seed", type=int, default=0, help="of inputs, sample and order")
+    parser.add_argument("--seed", type=seed, default=0, help="of inputs, sample and order")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything as JSON")
     parser.add_argument(
         "--csv", type=output_file, metavar="FILE", help="write a line for each shape"

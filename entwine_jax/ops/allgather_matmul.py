@@ -70,7 +70,9 @@ def allgather_matmul(
     return_gathered: bool = False,
     schedule: Schedule | None = None,
 ) -> Any:
-    """Computes `lax.all_gather(x, axis_name, tiled=True) @ w`; call it inside `jax.shard_map`.
+    """Computes `lax.all_gather(x, axis_name, axis=..., tiled=True) @ w`.
+
+    Call it inside `jax.shard_map`. Unlike those of lax, dimensions count from the back by default.
 
         y = [x_0; x_1; ...] @ w,  the shards of all ranks one behind the other
 
@@ -80,8 +82,8 @@ def allgather_matmul(
       w: local shard [k, n], or a tuple of such weights, as for q, k and v: x is gathered once, by
         the fused product with the widest of them, and the others multiply the gathered x.
       axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks P.
-      gather_dimension: the dimension of x along which the shards are gathered. Any but the last
-        one; leading ones cost no copy.
+      gather_dimension: the dimension of x along which the shards are gathered: the rows (-2) by
+        default. Any but the last one; leading ones cost no copy.
       return_gathered: whether to return the gathered x too.
       schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose, as it
         does for the kernels of the derivatives.
@@ -106,7 +108,7 @@ def allgather_matmul(
     ws = w if several else (w,)
     x, ws, axes, num_ranks = shapes.check_call(op, x, ws, axis_name, schedule)
     dimension = shapes.check_dimension(op, "gather_dimension", gather_dimension, x)
-    if primitive.can_bind(axes, x, *ws):
+    if primitive.can_bind(op, axes, schedule, x, *ws):
         *ys, gathered = _bind(x, ws, axes, num_ranks, dimension, schedule)
     else:
         gathered = reference.gather(x, axes, dimension)

@@ -66,10 +66,13 @@ def column_parallel_matmul(
       ValueError: shapes that do not multiply, an empty tuple of weights, or an axis name that is
         not bound here.
     """
+    op = "column_parallel_matmul"
     several = isinstance(w, tuple | list)
     ws = w if several else (w,)
-    x, ws, axes, num_ranks = shapes.check_call("column_parallel_matmul", x, ws, axis_name, schedule)
-    if primitive.can_bind(axes, x, *ws) and _is_known_as_replicated(x, ws[0], set(axes)):
+    x, ws, axes, num_ranks = shapes.check_call(op, x, ws, axis_name, schedule)
+    if primitive.can_bind(op, axes, schedule, x, *ws) and _is_known_as_replicated(
+        x, ws[0], set(axes)
+    ):
         ys = _bind(x, ws, axes, num_ranks, schedule)
     else:
         ys = [reference.multiply(x, w) for w in ws]

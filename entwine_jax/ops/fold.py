@@ -1,5 +1,9 @@
-"""Batching: one call over folded operands where x or weights are batched, a loop where both are."""
+"""Batching: one call over folded operands where x or weights are batched.
 
+Where both are, the calls stand in a loop if they are fused, and else are one batched lax.
+"""
+
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
+
+from entwine_jax import lowering
 
 
 def batch(
@@ -28,10 +34,22 @@ def batch(
         results = bind(primitive, *operands, **params | blocks)
         return results if primitive.multiple_results else [results]
 
+    def fuses() -> bool:
+        x, w = (
+            jax.eval_shape(lambda v, dim=dim: v if dim is None else jnp.take(v, 0, dim), v)
+            for v, dim in zip(operands[:2], dims[:2], strict=True)
+        )
+        return lowering.expects_fused(primitive, x, w, **params)
+
     x_is_batched, w_is_batched = dims[0] is not None, any(dim is not None for dim in dims[1:])
     # A batch of nothing has no size by which folded results could be split again.
-    if (x_is_batched and w_is_batched) or axis_data.size == 0:
+    if axis_data.size == 0 or (x_is_batched and w_is_batched and fuses()):
         results, result_dims = _loop(call, operands, dims)
+    elif x_is_batched and w_is_batched:
+        in_lax = functools.partial(lowering.IN_LAX[primitive], **params)
+        results = jax.vmap(in_lax, in_axes=tuple(dims))(*operands)
+        results = results if primitive.multiple_results else [results]
+        result_dims = [0] * len(results)
     elif x_is_batched:
         results, result_dims = _fold_rows(call, operands, dims)
     elif w_is_batched:

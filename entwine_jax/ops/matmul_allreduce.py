@@ -41,7 +41,7 @@ def matmul_allreduce(
       ValueError: shapes that do not multiply, or an axis name that is not bound here.
     """
     x, (w,), axes, num_ranks = shapes.check_call("matmul_allreduce", x, (w,), axis_name, schedule)
-    if not primitive.can_bind(axes, x, w):
+    if not primitive.can_bind("matmul_allreduce", axes, schedule, x, w):
         return reference.matmul_allreduce(x, w, axes)
     y = primitive.bind(
         matmul_allreduce_p,

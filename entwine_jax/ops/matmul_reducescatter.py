@@ -21,7 +21,9 @@ def matmul_reducescatter(
     scatter_dimension: int = -2,
     schedule: Schedule | None = None,
 ) -> jax.Array:
-    """Computes `lax.psum_scatter(x @ w, axis_name, tiled=True)`; call it inside `jax.shard_map`.
+    """Computes `lax.psum_scatter(x @ w, axis_name, scatter_dimension=..., tiled=True)`.
+
+    Call it inside `jax.shard_map`. Unlike those of lax, dimensions count from the back by default.
 
         y_r = block r of  sum over ranks s of  x_s @ w_s
 
@@ -30,7 +32,8 @@ def matmul_reducescatter(
       w: local shard [k, n].
       axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks P.
       scatter_dimension: the dimension of x, hence of x @ w, that is split into P blocks of equal
-        size, block r for rank r. Any but the last one; leading ones cost no copy.
+        size, block r for rank r: the rows (-2) by default. Any but the last one; leading ones
+        cost no copy.
       schedule: how the fused kernel runs; None lets `entwine_jax.select_schedule` choose, as it
         does for the kernels of the derivatives.
 
@@ -51,7 +54,7 @@ def matmul_reducescatter(
     x, (w,), axes, num_ranks = shapes.check_call(op, x, (w,), axis_name, schedule)
     dimension = shapes.check_dimension(op, "scatter_dimension", scatter_dimension, x)
     shapes.check_divisible(op, "scatter_dimension", dimension, x, num_ranks)
-    if not primitive.can_bind(axes, x, w):
+    if not primitive.can_bind(op, axes, schedule, x, w):
         return reference.matmul_reducescatter(x, w, axes, scatter_dimension=dimension)
     leading = list(x.shape[:-1])
     y = primitive.bind(

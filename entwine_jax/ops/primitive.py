@@ -23,7 +23,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, xla
 
+from entwine_jax import lowering
 from entwine_jax.ops import fold
+from entwine_jax.schedule import Schedule
 
 Axes = tuple[str, ...]
 
@@ -31,16 +33,29 @@ Axes = tuple[str, ...]
 MAX_JOINED_COLUMNS = 4096
 
 
-def can_bind(axes: Axes, *operands: jax.Array) -> bool:
-    """Whether a primitive may stand here: every mesh axis is manual, and `axes` are mesh axes.
+def can_bind(op: str, axes: Axes, schedule: Schedule | None, *operands: jax.Array) -> bool:
+    """Whether a primitive may stand here; tells why not, where the op stays plain lax."""
+    reason = _why_not_here(axes, operands)
+    if reason is not None:
+        lowering.tell_of_lax(op, operands[0].shape, operands[1].shape, schedule, reason)
+    return reason is None
 
-    XLA replicates the operands of an opaque call over the axes that it partitions itself, so with
-    a partially manual mesh (and under a vmap axis name) the op stays plain lax, which JAX and XLA
-    see through. The same holds for operands with a pending reduction.
+
+def _why_not_here(axes: Axes, operands: Sequence[jax.Array]) -> str | None:
+    """Where only JAX and XLA can see through the op.
+
+    XLA replicates the operands of an opaque call over the axes that it partitions itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    pending = any(jax.typeof(v).mat.unreduced or jax.typeof(v).mat.reduced for v in operands)
-    return mesh.are_all_axes_manual and set(axes) <= set(mesh.axis_names) and not pending
+    if not mesh.are_all_axes_manual:
+        return "some axes of the mesh are not manual in the surrounding jax.shard_map"
+    if not set(axes) <= set(mesh.axis_names):
+        return f"{axes} are not all axes of the mesh, but of a vmap"
+    if any(jax.typeof(v).mat.unreduced or jax.typeof(v).mat.reduced for v in operands):
+        return "an operand has a pending reduction"
+    if not all(isinstance(size, int) for v in operands for size in v.shape):
+        return "sizes are symbolic"
+    return None
 
 
 def fold_rows(x: jax.Array) -> jax.Array:

@@ -34,6 +34,9 @@ class Explanation:
         others = [p for p in self.decision.ranked if p.schedule != self.decision.schedule]
         return tuple(others[:NUM_NEXT_BEST])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         problem, chosen = self.problem, self.chosen
         wire_mb = problem.wire_bytes / 1e6
@@ -62,7 +65,7 @@ class Explanation:
         num_entries = len(self.table.entries)
         if num_entries == 0:
             return "no table of measured schedules"
-        return f"table of {num_entries} measured schedules, digest {self.table.digest}"
+        return f"table of {num_entries} measured schedules"
 
 
 def _time_and_terms(prediction: Prediction) -> str:

@@ -107,7 +107,9 @@ def _why_not_in_workspace(
 ) -> LackOfMemory | None:
     """What the workspace lacks, however the problem is split into launches."""
     if slot_bytes == 0:
-        return LackOfMemory("the workspace is used up by other device groups")
+        return LackOfMemory(
+            "no slots: the workspace is too small, or used up by other device groups"
+        )
     flags = num_flags(slot_bytes)
     if problem.op == ALLGATHER and num_pieces(problem, schedule) > flags:
         return LackOfMemory(f"the workspace has flags for {flags} pieces of rows only")

@@ -39,7 +39,8 @@ class Problem:
         hardware: the GPU model and its links.
 
     Raises:
-        ValueError: a size below 1, one that must be divided and cannot be, an unknown op or dtype.
+        ValueError: a size below 1, one that must be divided and cannot be, an unknown op or dtype,
+            a hardware that is no `Hardware`.
     """
 
     op: str = ALLREDUCE
@@ -57,6 +58,8 @@ class Problem:
         if self.dtype not in ITEM_BYTES:
             known = ", ".join(ITEM_BYTES)
             raise ValueError(f"Problem.dtype = {self.dtype!r}: must be one of {known}")
+        if not isinstance(self.hardware, Hardware):
+            raise ValueError(f"Problem.hardware = {self.hardware!r}: must be a Hardware, as H200")
         for field in ("m", "n", "k", "num_ranks", "num_batches"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -82,7 +85,13 @@ class Problem:
         num_ranks: int,
         **others: Any,
     ) -> "Problem":
-        """The problem of local shards x [rows, k] and w [k, n], as the op gets them."""
+        """The problem of local shards x [rows, k] and w [k, n], as the op gets them.
+
+        Raises:
+            ValueError: shapes of other than 2 dimensions, or that do not multiply.
+        """
+        if len(x_shape) != 2 or len(w_shape) != 2 or x_shape[1] != w_shape[0]:
+            raise ValueError(f"shards {x_shape} and {w_shape}: must be [rows, k] and [k, n]")
         (rows, k), n = x_shape, w_shape[1]
         if op == ALLGATHER:
             return cls(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+TILE_M = 128
 _TILE_N = (128, 256)
 
 MAX_ROWS = 2**31
@@ -38,7 +39,7 @@ class Schedule:
         ValueError: names the field, its value and the rule it breaks.
     """
 
-    tile_m: int = 128
+    tile_m: int = TILE_M
     tile_n: int = 256
     num_comm_ctas: int = 0
     num_spare_warps: int = 1
@@ -56,7 +57,7 @@ class Schedule:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ValueError(f"Schedule.{name} = {value!r}: must be an int")
-        self._require("tile_m", self.tile_m == 128, "must be 128")
+        self._require("tile_m", self.tile_m == TILE_M, "must be 128")
         self._require("tile_n", self.tile_n in _TILE_N, "must be 128 or 256")
         self._require_range("num_comm_ctas", 0, 64)
         self._require_range("num_spare_warps", 0, 2)

@@ -9,14 +9,14 @@ refused as a whole.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from entwine_jax.schedule.document import RefusedError, body, head, record
 from entwine_jax.schedule.hardware import PROFILES
 from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.problem import Problem
-from entwine_jax.schedule.schedule import ATTRIBUTE_NAMES, Schedule
+from entwine_jax.schedule.schedule import ATTRIBUTE_NAMES, TILE_M, Schedule
 
 FORMAT = "entwine_jax.schedules"
 
@@ -65,8 +65,14 @@ class Table:
     entries: Mapping[Key, Entry] = field(default_factory=dict)
 
     def lookup(self, problem: Problem) -> Entry | None:
-        """The entry of exactly this problem; the waves of a neighbouring size are others."""
-        return self.entries.get(Key.of(problem))
+        """The entry of exactly this problem; the waves of a neighbouring size are others.
+
+        Batches of whole tiles are the same tiles as one batch of all rows.
+        """
+        entry = self.entries.get(Key.of(problem))
+        if entry is None and problem.block_rows % TILE_M == 0:
+            entry = self.entries.get(Key.of(replace(problem, num_batches=1)))
+        return entry
 
     def __or__(self, other: "Table") -> "Table":
         """Both tables' entries; those of `other` where both have one."""

@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
         simulation = simulate(problem, schedule)
         timelines = {"simulated": simulation.events}
         print(f"problem   {problem}\nschedule  {schedule}")
+        chosen = decide(problem, override=args.schedule)
+        if not chosen.schedule.fused:
+            print(f"the op    runs as plain lax here: {chosen.reason}")
         if not args.simulate:
             measured = record(problem, schedule)
             timelines = {"measured": measured.events, **timelines}

@@ -1,4 +1,4 @@
-"""Figures of timelines and of costs. Needs matplotlib: `pip install "entwine-jax[plot]"`."""
+"""Figures of timelines and of costs. Needs matplotlib: `pip install matplotlib`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ try:
     from matplotlib.patches import Patch
 except ImportError as error:
     raise ImportError(
-        'figures need matplotlib, which is not installed: pip install "entwine-jax[plot]"'
+        "figures need matplotlib, which is not installed: pip install matplotlib"
     ) from error
 
 # What is drawn of each kind: colour, and the part of the CTA's row that it takes. Math warps below,

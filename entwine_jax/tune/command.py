@@ -96,10 +96,11 @@ def run(args: argparse.Namespace) -> int:
     todo = [problem for problem in problems if args.again or not files.hold(problem)]
     status, message, num_measured = _time_all(todo, args, files)
     keys = {Key.of(problem) for problem in problems}
+    unread = "" if measured.is_read(files.table_path) else ", which ENTWINE_JAX_MEASURED must name"
     print(_text([record for record in files.records if record.key in keys], args.exhaustive))
     print(
         f"tune: {message}{num_measured} of {len(todo)} shapes measured, "
-        f"{len(problems) - len(todo)} were there; the table is {files.table_path}",
+        f"{len(problems) - len(todo)} were there; the table is {files.table_path}{unread}",
         file=sys.stderr,
     )
     return status

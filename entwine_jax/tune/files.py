@@ -15,7 +15,7 @@ from entwine_jax.version import __version__
 
 def default_table() -> Path:
     """Where the selector finds the user's own table."""
-    return measured.folder() / "schedules.json"
+    return measured.output_folder() / "schedules.json"
 
 
 class Files:
