@@ -33,7 +33,6 @@ from entwine_jax.version import CALL_VERSION
 
 _log = logging.getLogger("entwine_jax")
 
-
 # What every primitive is in plain lax, and the op of those that may be fused.
 IN_LAX: dict[Primitive, Callable[..., Any]] = {}
 _ops: dict[Primitive, str] = {}
@@ -72,7 +71,12 @@ def why_lax(m: int, k: int, n: int, dtype: str, num_ranks: int) -> str | None:
 
 
 def expects_fused(
-    primitive: Primitive, x: jax.Array, w: jax.Array, num_ranks: int, **params: Any
+    primitive: Primitive,
+    x: jax.ShapeDtypeStruct,
+    w: jax.ShapeDtypeStruct,
+    *,
+    num_ranks: int,
+    **params: Any,
 ) -> bool:
     """Whether a call would be fused, as far as can be said before it is lowered."""
     schedule = params["schedule"]
@@ -126,7 +130,7 @@ def tell_of_lax(
 ) -> None:
     """Logs that a call runs as plain lax, and warns once of what the user can change about it.
 
-    That is a schedule that was given, memory, and the host that a program is lowered on.
+    That is a schedule that was given, and memory.
     """
     _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, why_lax)
     if schedule is not None and schedule.fused and runtime.is_available():

@@ -34,22 +34,19 @@ def batch(
         results = bind(primitive, *operands, **params | blocks)
         return results if primitive.multiple_results else [results]
 
-    def fuses() -> bool:
-        x, w = (
-            jax.eval_shape(lambda v, dim=dim: v if dim is None else jnp.take(v, 0, dim), v)
-            for v, dim in zip(operands[:2], dims[:2], strict=True)
-        )
-        return lowering.expects_fused(primitive, x, w, **params)
-
     x_is_batched, w_is_batched = dims[0] is not None, any(dim is not None for dim in dims[1:])
     # A batch of nothing has no size by which folded results could be split again.
-    if axis_data.size == 0 or (x_is_batched and w_is_batched and fuses()):
+    if axis_data.size == 0:
         results, result_dims = _loop(call, operands, dims)
     elif x_is_batched and w_is_batched:
-        in_lax = functools.partial(lowering.IN_LAX[primitive], **params)
-        results = jax.vmap(in_lax, in_axes=tuple(dims))(*operands)
-        results = results if primitive.multiple_results else [results]
-        result_dims = [0] * len(results)
+        x, w = (_one_of(v, dim) for v, dim in zip(operands[:2], dims[:2], strict=True))
+        if lowering.expects_fused(primitive, x, w, **params):
+            results, result_dims = _loop(call, operands, dims)
+        else:
+            in_lax = functools.partial(lowering.IN_LAX[primitive], **params)
+            results = jax.vmap(in_lax, in_axes=tuple(dims))(*operands)
+            results = results if primitive.multiple_results else [results]
+            result_dims = [0] * len(results)
     elif x_is_batched:
         results, result_dims = _fold_rows(call, operands, dims)
     elif w_is_batched:
@@ -59,6 +56,12 @@ def batch(
     if primitive.multiple_results:
         return results, result_dims[: len(results)]
     return results[0], result_dims[0]
+
+
+def _one_of(v, dim):
+    """The shape and dtype of one of a batch."""
+    shape = [size for axis, size in enumerate(v.shape) if axis != dim]
+    return jax.ShapeDtypeStruct(shape, v.dtype)
 
 
 def _loop(call, operands, dims):

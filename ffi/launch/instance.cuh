@@ -46,6 +46,9 @@ CUtensorMap tensor_map(const void* array, const cuuint64_t (&sizes)[kNumDimensio
     check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                 cudaEnableDefault, &result),
                "looking for cuTensorMapEncodeTiled");
+    if (result != cudaDriverEntryPointSuccess || function == nullptr) {
+      throw std::runtime_error("the driver has no cuTensorMapEncodeTiled");
+    }
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   }();
   constexpr auto kType = std::is_same_v<Element, cutlass::half_t>
