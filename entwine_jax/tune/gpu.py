@@ -15,7 +15,6 @@ from entwine_jax.schedule.schedule import Schedule
 
 FEWEST_CALLS = 4
 
-
 NUM_VERIFIED_CALLS = 3
 
 
