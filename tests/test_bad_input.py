@@ -332,7 +332,7 @@ def test_any_profile_is_near_the_built_in_one_or_refused(measured, others, parts
     assert (profile.name, profile.num_sms) == (H200.name, H200.num_sms)
     assert 0.1 <= profile.matmul_tflops / H200.matmul_tflops <= 10
     assert 0.1 <= profile.allreduce.gb_s / H200.allreduce.gb_s <= 10
-    assert 0.1 <= profile.allgather.base_us / H200.allgather.base_us <= 10
+    assert 0 < profile.allgather.base_us <= 300
 
 
 @settings(max_examples=300, deadline=None)

@@ -169,11 +169,12 @@ def test_measured_profile_takes_the_place_of_the_built_in_one(places):
         ({"measured": {"matmul_tflops": "fast"}}, "must be of type float"),
         ({"measured": {"allreduce": 380.0}}, "allreduce must be an object"),
         ({"measured": {"allreduce": {"gb_s": 380.0}}}, "has no field 'base_us'"),
-        ({"measured": {"allreduce": {"gb_s": 380.0, "base_us": 0}}}, "within 10x of 28"),
+        ({"measured": {"allreduce": {"gb_s": 380.0, "base_us": 0}}}, "must be over 0 and at most 300"),
+        ({"measured": {"allreduce": {"gb_s": 30.0, "base_us": 9}}}, "within 10x of 403"),
         ({"measured": []}, "measured must be of type dict"),
         ({"entwine_jax": "0.0.1"}, "but it is '0.0.1'"),
-        # There the rate of a collective was that of the number of ranks it was measured on.
-        ({"format_version": 1}, "format_version must be 2, but it is 1"),
+        # There the base of a collective had its steps in it.
+        ({"format_version": 2}, "format_version must be 3, but it is 2"),
     ],
 )
 def test_wrong_profiles_are_ignored(places, caplog, change, rule):

@@ -90,6 +90,15 @@ def test_bytes_of_a_collective_are_those_of_the_op(op):
     assert wire_bytes(op, problem.m, columns, 4) == problem.wire_bytes
 
 
+def test_base_of_a_collective_is_never_below_its_least():
+    class Quick(FakeProbes):
+        def collective_us(self, op, m, n):
+            return wire_bytes(op, m, n, self.num_ranks) / 300e3
+
+    found = measure_profile(H200, 4, Quick())
+    assert found["allreduce"].base_us == profile.MIN_BASE_US
+
+
 def test_line_through_two_times():
     assert line_through((1e6, 30.0), (11e6, 130.0)) == pytest.approx((100.0, 20.0))
     with pytest.raises(ValueError, match="11000000 bytes took 30"):
@@ -113,7 +122,7 @@ def test_command_writes_a_profile_that_is_read_back(doctor, tmp_path, capsys):
     assert doctor(FakeProbes()) == 0
     printed = capsys.readouterr().out
     assert "matmul_tflops: 640 (built in: 693)" in printed
-    assert "allreduce: 301 GB/s after 21.0 us (built in: 395 GB/s after 28.0 us)" in printed
+    assert "allreduce: 301 GB/s after 21.0 us (built in: 403 GB/s after 12.0 us)" in printed
     profiles = measured._load.__wrapped__(str(tmp_path / "profile.json")).profiles
     assert profiles["H200"].allgather == pytest.approx(TRUE.allgather)
     assert json.loads((tmp_path / "profile.json").read_text())["hardware"] == "H200"

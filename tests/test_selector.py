@@ -12,6 +12,7 @@ import pytest
 from measured_calls import MEASURED_CALLS, NARROW, WIDE, suite_problem
 
 import entwine_jax.schedule
+from entwine_jax import measured
 from entwine_jax.bench.cases import CORE
 from entwine_jax.schedule import H200, Problem, Schedule, decide
 from entwine_jax.schedule.candidates import candidates, tuning_candidates
@@ -237,29 +238,42 @@ def test_prediction_of_lax_is_near_the_measurement(case, measured_us):
     assert predict_lax(make_other(*case)).total_us == pytest.approx(measured_us, rel=allowed)
 
 
-# us by which the collective made the matmul's call longer, for the shapes of CORE: in the tables of
-# the README, and in an earlier run.
-COLLECTIVE_US = {
-    (ALLREDUCE, 2): ((374, 421, 279, 135, 164, 78, 55), (417, 385, None, 122, None, None, 41)),
-    (REDUCESCATTER, 2): ((300, 280, 151, 100, 127, 55, 41), (302, 246, None, 85, None, None, 31)),
-    (ALLGATHER, 2): ((248, 290, 171, 113, 126, 62, 46), (330, 223, None, 99, None, None, 45)),
-    (ALLREDUCE, 4): ((580, 599, 316, 177, 207, 102, 66), (483, 570, 275, 171, 153, 99, 62)),
-    (REDUCESCATTER, 4): ((292, 332, 196, 118, 114, 63, 43), (315, 311, 177, 101, 101, 62, 43)),
-    (ALLGATHER, 4): ((317, 344, 193, 128, 120, 73, 47), (312, 317, 189, 101, 116, 68, 57)),
+# us of plain lax for the shapes of CORE in the tables of the README.
+LAX_IN_BENCH_US = {
+    (ALLREDUCE, 2): (3243.5, 1277.2, 1660.8, 499.5, 861.3, 183.0, 238.2),
+    (REDUCESCATTER, 2): (3128.7, 1136.2, 1591.3, 454.4, 820.2, 162.0, 233.5),
+    (ALLGATHER, 2): (3097.8, 1123.8, 1552.6, 465.5, 822.0, 159.7, 231.8),
+    (ALLREDUCE, 4): (2012.2, 981.5, 1031.5, 355.4, 535.3, 155.0, 150.8),
+    (REDUCESCATTER, 4): (1765.3, 751.2, 904.6, 293.3, 467.0, 115.5, 133.3),
+    (ALLGATHER, 4): (1779.6, 736.1, 913.3, 301.0, 488.0, 121.0, 142.9),
 }
 
 
-@pytest.mark.parametrize(("op", "num_ranks"), COLLECTIVE_US)
-def test_collectives_are_neither_too_fast_nor_too_slow(op, num_ranks):
+def check_errors(errors, mean, root_mean_square):
+    assert abs(math.fsum(errors)) / len(errors) < mean
+    assert math.sqrt(math.fsum(error**2 for error in errors) / len(errors)) < root_mean_square
+
+
+# Calls of `bench` take 2 to 6% longer beside the prediction than those of `tune`, in shorter
+# dispatches at a higher clock; the constants are in the middle.
+@pytest.mark.parametrize(("op", "num_ranks"), LAX_IN_BENCH_US)
+def test_lax_of_the_benchmark_is_predicted_within_a_few_percent(op, num_ranks):
     errors = [
-        math.log(predict_lax(suite_problem(op, shape, num_ranks)).collective_us / us)
-        for run in COLLECTIVE_US[op, num_ranks]
-        for shape, us in zip(CORE, run, strict=True)
-        if us is not None
+        math.log(predict_lax(suite_problem(op, shape, num_ranks)).total_us / us)
+        for shape, us in zip(CORE, LAX_IN_BENCH_US[op, num_ranks], strict=True)
     ]
-    # Differences of two long calls: they scatter, but not to one side.
-    assert abs(math.fsum(errors)) / len(errors) < 0.03
-    assert math.sqrt(math.fsum(error**2 for error in errors) / len(errors)) < 0.16
+    check_errors(errors, mean=0.05, root_mean_square=0.06)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_lax_of_the_shipped_table_is_predicted_within_a_few_percent(op):
+    shipped = measured.read_table(measured.SHIPPED / "H200-2.json").entries
+    errors = [
+        math.log(predict_lax(key.problem()).total_us / entry.lax_us)
+        for key, entry in shipped.items()
+        if key.op == op
+    ]
+    check_errors(errors, mean=0.04, root_mean_square=0.09)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -18,8 +18,8 @@ The fused kernel, for each launch:
               the senders can do where that is less
     latency   flags and the last reduction, after the last byte
 
-Plain lax is launch + matmul + collective, the latter around a ring of all ranks: with two of them
-NCCL moves a byte more slowly than with four. Predictions for both use the same tile time, so an
+Plain lax is launch + matmul + collective, the latter around a ring of all ranks: the more of them,
+the more steps, each with its latency; the fewer, the more slowly NCCL moves a byte. Predictions for both use the same tile time, so an
 error of the matmul rate moves both alike and the choice between them does not hang on it.
 """
 
@@ -63,11 +63,6 @@ COMM_CTA_GB_S = 17.0
 # What a matmul that is bound by reading its weights takes beside launch and bytes: its first loads.
 # Fitted with memory_gb_s to XLA's matmul; the fused kernel takes so much longer.
 MEMORY_HEAD_US, FUSED_MEMORY_HEAD_US = 3.0, 4.0
-
-# The matmul of plain lax against one alone: while a collective runs the tensor cores rest, and the
-# power that they save then raises the clock. From the 51 problems of the suite on two H200s, timed
-# by `tune`; those of the held-out shapes are predicted 3% too long with it.
-LAX_MATMUL_RATE = 1.05
 
 # So much of an idle SM's share of the power is of use to the others: a last wave that is half full
 # takes 15% less than a full one. With it the 51 problems are right in the mean; 0.2 to 0.4 fit as
@@ -148,8 +143,7 @@ def predict_lax(problem: Problem) -> Prediction:
         ALLGATHER: hardware.allgather,
     }[problem.op]
     num_steps = ring_steps(problem.op, problem.num_ranks)
-    rate = LAX_MATMUL_RATE if num_steps else 1.0
-    matmul_us = max(plain_matmul_us(problem) / rate, memory_time_us(problem))
+    matmul_us = plain_matmul_us(problem)
     collective_us = collective.time_us(problem.wire_bytes, num_steps) if num_steps else 0.0
     return Prediction(
         schedule=Schedule(fused=False),

@@ -13,9 +13,12 @@ from entwine_jax.schedule.document import RefusedError, body, head, record
 
 FORMAT = "entwine_jax.hardware"
 
-# What NCCL's ring takes beside its steps, in times of one; presumably it fills and drains. Fitted
-# with the collectives of the H200; 0.26 to 0.68 in 95% of fits to resampled data.
+# What NCCL's ring takes beside its steps, in times of one; presumably it fills and drains. An
+# earlier fit; with what a step costs, 0.25 fits as well.
 RING_ENDS = 0.4
+
+# What each step of the ring costs beside its bytes. Fitted with the collectives of the H200.
+RING_STEP_US = 4.0
 
 # Small arrays go by NCCL's protocols of low latency: so much for any array, and a lower rate. From
 # 64 rows of 8192 on four GPUs (27, 19 and 18 us); the first is assumed, and on the low side.
@@ -23,15 +26,17 @@ SMALL_BASE_US, SMALL_GB_S = 9.0, 80.0
 
 # What is measured may differ from the built-in profile by this factor; more is a mistake.
 MAX_FACTOR = 10.0
+MAX_BASE_US = 300.0
 
 
 class Collective(NamedTuple):
-    """Cost of a collective of its own: base_us + bytes each way * (1 + RING_ENDS / steps) / gb_s.
+    """Cost of a collective of its own, in a ring of P ranks with P - 1 steps, AllReduce 2 (P - 1).
 
-    Less where it is small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
+    base_us + RING_STEP_US * steps + bytes each way * (1 + RING_ENDS / steps) / gb_s, or less where
+    it is small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
 
-    The steps are those of a ring of P ranks, so the fewer ranks, the slower a byte: P - 1, in the
-    AllReduce 2 (P - 1). Whatever number of ranks gb_s and base_us come from, they hold for others.
+    The fewer ranks, the fewer steps and the slower a byte. Whatever number of ranks gb_s and base_us
+    come from, they hold for others.
 
     Attributes:
         gb_s: payload rate of the ring's steps, each way and GPU, GB/s.
@@ -44,7 +49,8 @@ class Collective(NamedTuple):
     def time_us(self, num_bytes: float, num_steps: int) -> float:
         """Time for so many bytes each way, in so many steps of the ring, in us."""
         small_us = SMALL_BASE_US + num_bytes / (SMALL_GB_S * 1e3)
-        return min(small_us, self.base_us + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3))
+        ring_us = RING_STEP_US * num_steps + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3)
+        return min(small_us, self.base_us + ring_us)
 
 
 def ring_bytes(num_bytes: float, num_steps: int) -> float:
@@ -94,13 +100,13 @@ class Hardware:
 # seven shapes of the benchmark (5.1 to 5.4). memory_gb_s: 1 to 128 rows, 34 to 235 MB of
 # weights, on one GPU.
 #
-# Collectives: time of matmul and collective less that of the matmul alone, seven shapes of the
-# benchmark on two and on four GPUs, and four and seven of them in an earlier run; least squares of
-# log(predicted / measured). Other numbers of GPUs were not measured; 64 rows were left out, see
-# SMALL_BASE_US. Mean error on two and on four: AllReduce +3 and -2%, ReduceScatter -1 and +1%,
-# AllGather 0 and 0%. Root mean square 14% on two, 7 to 9% on four; 2 to 3% of the whole call, and
-# the matmul alone varies by that much. Without a matmul before them, two GPUs moved 297, 233 and
-# 256 GB/s each way; these constants say 329, 257 and 268.
+# Collectives: whole calls of matmul and collective less the predicted matmul: 84 problems on two
+# GPUs by `tune`, the 31 of the README by `bench`, the seven core shapes twice on four; least squares
+# of log(predicted / measured), outliers damped. Mean error of the whole call: +2 to +3% on two by
+# `tune`, -2 to -4% by `bench`, whose calls last longer at a lower clock, -1 to +1% on four; root
+# mean square 5, 4 and 3%. The worst is 512, 7168, 7168 on two, 50 to 70 us: 12 to 42% too long.
+# Other numbers of GPUs were not measured; 64 rows were left out, see SMALL_BASE_US. Without a matmul
+# before them, two GPUs moved 297, 233 and 256 GB/s each way.
 H200 = Hardware(
     name="H200",
     num_sms=132,
@@ -110,9 +116,9 @@ H200 = Hardware(
     store_link_gb_s=344.0,
     flag_latency_us=1.34,
     launch_us=4.0,
-    allreduce=Collective(gb_s=395.0, base_us=28.0),
-    reducescatter=Collective(gb_s=360.0, base_us=23.0),
-    allgather=Collective(gb_s=375.0, base_us=34.0),
+    allreduce=Collective(gb_s=403.0, base_us=12.0),
+    reducescatter=Collective(gb_s=380.0, base_us=14.0),
+    allgather=Collective(gb_s=388.0, base_us=17.0),
 )
 
 # Not measured: the same die and the same links as the H200; the memory rate is scaled by the
@@ -126,9 +132,9 @@ H100 = Hardware(
     store_link_gb_s=344.0,
     flag_latency_us=1.34,
     launch_us=4.0,
-    allreduce=Collective(gb_s=395.0, base_us=28.0),
-    reducescatter=Collective(gb_s=360.0, base_us=23.0),
-    allgather=Collective(gb_s=375.0, base_us=34.0),
+    allreduce=Collective(gb_s=403.0, base_us=12.0),
+    reducescatter=Collective(gb_s=380.0, base_us=14.0),
+    allgather=Collective(gb_s=388.0, base_us=17.0),
 )
 
 PROFILES = {profile.name: profile for profile in (H100, H200)}
@@ -176,8 +182,12 @@ def parse_profile(document: object, version: str) -> Hardware:
         known = measurable[name]
         if isinstance(known, Collective):
             parts = record(value, name, dict.fromkeys(Collective._fields, float))
-            for part, number in parts.items():
-                _check_near(f"{name}.{part}", number, getattr(known, part))
+            _check_near(f"{name}.gb_s", parts["gb_s"], known.gb_s)
+            if not 0 < parts["base_us"] <= MAX_BASE_US:
+                raise RefusedError(
+                    f"{name}.base_us = {parts['base_us']:.4g}: must be over 0 and at most "
+                    f"{MAX_BASE_US:.0f}"
+                )
             measured[name] = Collective(**{part: float(v) for part, v in parts.items()})
         else:
             record({name: value}, "measured", {name: float})

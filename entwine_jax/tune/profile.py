@@ -4,7 +4,7 @@
     memory_gb_s      matmuls of 64 rows, which are bound by reading their weights, of two sizes
     link_gb_s        copies around a ring of all GPUs
     store_link_gb_s  the fused AllReduce where k is so short that the link bounds it
-    collectives      NCCL's, alone: base and rate of the ring's steps, from two sizes
+    collectives      NCCL's, alone: base and rate of the ring, from two sizes
 
 The ranks are taken out of the collectives' times, so that a profile that was measured on some holds
 for others (`Collective`).
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
-from entwine_jax.schedule.hardware import Collective, Hardware, ring_bytes
+from entwine_jax.schedule.hardware import RING_STEP_US, Collective, Hardware, ring_bytes
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
 from entwine_jax.schedule.schedule import Schedule
 
@@ -33,6 +33,9 @@ STORED_SIZES = ((4096, 8192), (8192, 8192))
 COPIED_BYTES = 2**30
 # (m, n, k) of matmuls that read 67 and 268 MB of weights.
 STREAMED_SIZES = ((64, 8192, 4096), (64, 8192, 16384))
+
+# A collective costs at least so much beside its steps, whatever the times say.
+MIN_BASE_US = 1.0
 
 COLLECTIVES = {"allreduce": ALLREDUCE, "reducescatter": REDUCESCATTER, "allgather": ALLGATHER}
 
@@ -80,11 +83,12 @@ def measure_profile(
         times = [
             (
                 ring_bytes(wire_bytes(op, m, n, num_ranks), num_steps),
-                probes.collective_us(op, m, n),
+                probes.collective_us(op, m, n) - RING_STEP_US * num_steps,
             )
             for m, n in COLLECTIVE_SIZES
         ]
-        keep(name, line_through(*times))
+        line = line_through(*times)
+        keep(name, line._replace(base_us=max(line.base_us, MIN_BASE_US)))
     return profile
 
 
