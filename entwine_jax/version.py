@@ -4,4 +4,4 @@ __version__ = "0.1.0"
 
 # Of the custom calls, in their names: a change of operands or attributes raises it, so that
 # programs serialised before are refused by name. ffi/handlers/handlers.cc has the same number.
-CALL_VERSION = 3
+CALL_VERSION = 4

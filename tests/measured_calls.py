@@ -45,7 +45,7 @@ _GATHERED = (
     (CORE[6], {0: 229.0, 48: 233.7}, 246.6),
 )
 for _shape, _by_senders, _narrow_us in _GATHERED:
-    _times = {Schedule(num_comm_ctas=number): us for number, us in _by_senders.items()}
+    _times = {Schedule(num_senders=number): us for number, us in _by_senders.items()}
     if _narrow_us is not None:
         _times[NARROW] = _narrow_us
     MEASURED_CALLS += [(suite_problem(ALLGATHER, _shape, 2), *pair) for pair in _times.items()]

@@ -197,7 +197,7 @@ def test_any_schedule_is_legal_or_refused_by_name(fields):
     assert schedule.tile_n in (128, 256)
     assert 1 <= schedule.raster <= 1024
     assert schedule.num_spare_warps <= 2
-    assert schedule.num_comm_ctas <= 64
+    assert max(schedule.num_comm_ctas, schedule.num_senders) <= 64
     assert schedule.push_spread <= 100
     assert schedule.narrow_tail <= (1024 if schedule.tile_n == 256 else 0)
     assert schedule.rows_per_launch % 128 == 0
@@ -265,7 +265,8 @@ def problems(draw):
 legal_schedules = st.builds(
     Schedule,
     tile_n=st.sampled_from([128, 256]),
-    num_comm_ctas=st.integers(0, 64),
+    num_comm_ctas=st.sampled_from([0, 0, 1, 4, 64]),
+    num_senders=st.sampled_from([0, 0, 1, 20, 64]),
     num_spare_warps=st.integers(0, 2),
     raster=st.integers(1, 1024),
     push_spread=st.integers(0, 100),

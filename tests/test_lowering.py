@@ -27,9 +27,9 @@ from entwine_jax.schedule.legality import LackOfMemory
 pytestmark = pytest.mark.usefixtures("fused_lowering")
 
 AR, RS, AG = (
-    "entwine_jax.matmul_allreduce.v3",
-    "entwine_jax.matmul_reducescatter.v3",
-    "entwine_jax.allgather_matmul.v3",
+    "entwine_jax.matmul_allreduce.v4",
+    "entwine_jax.matmul_reducescatter.v4",
+    "entwine_jax.allgather_matmul.v4",
 )
 TARGETS = {"allreduce": AR, "reducescatter": RS, "allgather": AG}
 COLLECTIVES = {
@@ -205,6 +205,7 @@ def test_schedule_crosses_as_one_struct():
         "tile_m": 128,
         "tile_n": 128,
         "num_comm_ctas": 6,
+        "num_senders": 0,
         "num_spare_warps": 2,
         "raster": 4,
         "push_spread": 50,

@@ -327,19 +327,19 @@ def test_terms_of_the_other_ops():
 
 def test_few_senders_do_not_fill_the_links():
     problem = make_other("allgather_matmul", 2, 12288, 4096, 4608)
-    times = {c: predict(problem, Schedule(num_comm_ctas=c)) for c in (12, 24, 48, 0)}
+    times = {c: predict(problem, Schedule(num_senders=c)) for c in (12, 24, 48, 0)}
     assert times[12].link_us == pytest.approx(2 * times[24].link_us)
     assert times[12].head_us > times[24].head_us > times[48].head_us > times[0].head_us
     # Rows of fewer columns take a sender as long.
     narrow = [make_other("allgather_matmul", 2, 8192, 8192, k) for k in (512, 2048)]
-    few = Schedule(num_comm_ctas=12)
+    few = Schedule(num_senders=12)
     assert predict(narrow[0], few).link_us == pytest.approx(predict(narrow[1], few).link_us)
     # Those that are not needed disturb the matmul.
     large = make_other("allgather_matmul", 2, 8192, 28672, 8192)
-    assert chosen_schedule(large).num_comm_ctas == 20
-    assert chosen_schedule(problem).num_comm_ctas == 0
-    more = predict(large, Schedule(num_comm_ctas=48)).matmul_us
-    assert more / predict(large, Schedule(num_comm_ctas=12)).matmul_us == pytest.approx(
+    assert chosen_schedule(large).num_senders == 20
+    assert chosen_schedule(problem).num_senders == 0
+    more = predict(large, Schedule(num_senders=48)).matmul_us
+    assert more / predict(large, Schedule(num_senders=12)).matmul_us == pytest.approx(
         1.0109, abs=1e-4
     )
 

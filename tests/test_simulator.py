@@ -20,6 +20,7 @@ from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import EVENT, Kind, summarize, total_us
 
 COMM_CTAS = Schedule(num_comm_ctas=4, num_spare_warps=1)
+SENDERS = Schedule(num_senders=4)
 SCHEDULES = (
     WIDE,
     NARROW,
@@ -27,6 +28,7 @@ SCHEDULES = (
     Schedule(narrow_tail=5),
     Schedule(push_spread=0, raster=3),
     Schedule(num_spare_warps=2),
+    SENDERS,
 )
 
 
@@ -36,8 +38,14 @@ def cases(*schedules):
         pytest.param(op, schedule, id=f"{op}, {schedule}")
         for op in OPS
         for schedule in schedules
-        if op != ALLGATHER or not schedule.narrow_tail
+        if can_have(op, schedule)
     ]
+
+
+def can_have(op, schedule):
+    if op == ALLGATHER:
+        return not (schedule.narrow_tail or schedule.num_comm_ctas)
+    return not schedule.num_senders
 
 
 def of_kind(simulation, kind):
@@ -99,7 +107,7 @@ def test_conserves_tiles_and_bytes(op, schedule, num_ranks, num_sms):
         num_parts = -(-problem.k // GATHER_COLUMNS)
         assert len(units) == num_ranks * num_parts * 128 // 8
         # Where there are enough of them for all.
-        senders = schedule.num_comm_ctas or num_sms // 2
+        senders = schedule.num_senders or num_sms // 2
         assert len(set(units["cta"])) == min(senders, num_parts * 128 // 8)
     else:
         # Units of 4 KB of 16-bit elements, one after the other; the eight math warps each have an
@@ -176,7 +184,7 @@ def test_order_of_what_happens_to_a_tile(op, schedule):
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize(
-    ("op", "schedule"), cases(WIDE, NARROW, COMM_CTAS, Schedule(narrow_tail=132))
+    ("op", "schedule"), cases(WIDE, NARROW, COMM_CTAS, SENDERS, Schedule(narrow_tail=132))
 )
 def test_never_under_the_bound(op, num_ranks, schedule):
     for m, n, k in itertools.product((1, 6), (128, 512), (64, 2048)):
@@ -327,6 +335,8 @@ def test_same_input_same_timeline(op):
         ({}, Schedule(fused=False), {}, "must be a fused one"),
         ({"hardware": replace(H200, num_sms=4)}, COMM_CTAS, {}, "must be under the 4 SMs"),
         ({"op": ALLGATHER}, Schedule(num_spare_warps=0), {}, "num_spare_warps = 0"),
+        ({"op": ALLGATHER}, COMM_CTAS, {}, "num_comm_ctas = 4: the all-gather has num_senders"),
+        ({}, SENDERS, {}, "num_senders = 4: only the all-gather has senders"),
         ({"op": ALLGATHER}, Schedule(narrow_tail=1), {}, "narrow_tail = 1: the all-gather has"),
         ({"op": ALLGATHER}, Schedule(rows_per_launch=128), {}, "the all-gather is one launch"),
         ({}, WIDE, {"start_us": [0, 0, 0]}, "must have num_ranks = 2 values"),

@@ -264,7 +264,7 @@ def test_costs_are_drawn_for_every_number_of_communication_ctas():
     halves = Schedule(narrow_tail=8)
     figures._draw_costs(axes, entwine_jax.explain(PROBLEM), halves, DEFAULT_SLOT_BYTES)
     model, simulated = axes.get_lines()[:2]
-    assert tuple(model.get_xdata()) == figures.COMM_CTAS_DRAWN
+    assert tuple(model.get_xdata()) == figures.COMM_CTAS[2]
     # Halves are the schedule's own; what stands beside it has whole tiles.
     assert model.get_ydata()[0] == predict(PROBLEM, halves).total_us
     assert model.get_ydata()[2] == predict(PROBLEM, Schedule(num_comm_ctas=4)).total_us

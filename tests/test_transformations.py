@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from sharded import (
     assert_product,
     assert_trees_close,
     exact,
+    loss_of,
     make_mesh,
     random_operands,
     specs_of,
@@ -318,6 +321,25 @@ def test_x_whose_cotangent_stays_unreduced(kind):
     x = x if kind == "column_parallel" else x[:, :4]
     ours, in_lax = (value_and_gradient(ops[kind])(x, w) for ops in (OPS, IN_LAX))
     assert_trees_close(ours, in_lax)
+
+
+@KIND
+def test_precision_in_force_where_the_op_is_called(kind):
+    """Of the derivatives and of batches too, which are traced where it is no longer in force."""
+
+    def local(x, w):
+        with jax.default_matmul_precision("highest"):
+            return OPS[kind](x, w, "tp")
+
+    *in_specs, out_spec = specs_of(kind)
+    f = jax.shard_map(local, mesh=make_mesh(), in_specs=tuple(in_specs), out_specs=out_spec)
+    x, w = random_operands(m=4, k=16, n=8)
+    batches = jnp.stack([x, x]), jnp.stack([w, w])
+    for call, operands in ((f, (x, w)), (jax.vmap(f), batches)):
+        gradients = jax.jit(jax.value_and_grad(loss_of(call), (0, 1)))
+        found = re.findall(r"precision = \[(\w+), (\w+)\]", gradients.lower(*operands).as_text())
+        assert found
+        assert set(found) == {("HIGHEST", "HIGHEST")}
 
 
 def test_vmap_axis_name_is_summed_like_psum():

@@ -35,10 +35,11 @@ def run_kernels():
         Schedule(narrow_tail=3),
         Schedule(tile_n=128, num_comm_ctas=1, split_k=2),
     )
+    gathering = {"num_comm_ctas": 0, "num_senders": 1, "narrow_tail": 0, "split_k": 1}
     problems = [
         {"op": op, "m": 260, "n": 520, "k": 136, "num_batches": 1, "w_transposed": w_transposed}
         | schedule.as_attributes()
-        | ({"narrow_tail": 0, "split_k": 1} if op == ALLGATHER else {})
+        | (gathering if op == ALLGATHER else {})
         for op in OPS
         for w_transposed in (0, 1)
         for schedule in schedules

@@ -60,9 +60,9 @@ def problem_of(op: str, shape: Shape, num_ranks: int) -> Problem:
 def best(problem: Problem) -> Point:
     """Of wide and narrow tiles, with one spare warp, in one launch; all-gather: of SENDERS too."""
     times = (
-        simulate(problem, Schedule(tile_n=tile_n, num_comm_ctas=num_comm_ctas)).total_us
+        simulate(problem, Schedule(tile_n=tile_n, num_senders=num_senders)).total_us
         for tile_n in (256, 128)
-        for num_comm_ctas in (SENDERS if problem.op == ALLGATHER else (0,))
+        for num_senders in (SENDERS if problem.op == ALLGATHER else (0,))
     )
     return Point(problem, min(times))
 

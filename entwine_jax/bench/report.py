@@ -42,8 +42,7 @@ BREAKDOWN_LEGEND = (
 )
 
 GATHERED_SIZES = (
-    " Here x is [m / P, n] and w is [n, k / P]; comm CTAs compute too, and 0 stands for half of "
-    "all."
+    " Here x is [m / P, n] and w is [n, k / P]; half of the CTAs send where no number is given."
 )
 
 

@@ -65,11 +65,14 @@ def tuning_candidates(
 
 def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
     """Every schedule that is considered, whether it can run or not."""
-    placements = [(s, 1) for s in SENDERS] if problem.op == ALLGATHER else PLACEMENTS
+    if problem.op == ALLGATHER:
+        for tile_n in TILE_WIDTHS:
+            yield from (Schedule(tile_n=tile_n, num_senders=number) for number in SENDERS)
+        return
     all_placements = [
         Schedule(tile_n=tile_n, num_comm_ctas=num_comm_ctas, num_spare_warps=num_spare_warps)
         for tile_n in TILE_WIDTHS
-        for num_comm_ctas, num_spare_warps in placements
+        for num_comm_ctas, num_spare_warps in PLACEMENTS
     ]
     yield from all_placements
     if problem.op == ALLREDUCE:

@@ -9,8 +9,9 @@ from typing import Any
 MAX_BYTES = 2**20
 # Of the formats that have changed; the others are at 1.
 FORMAT_VERSIONS = {
+    "entwine_jax.schedules": 2,  # num_senders
     "entwine_jax.hardware": 3,  # base_us of a collective is what it costs beside its steps
-    "entwine_jax.tuning": 2,  # finalists
+    "entwine_jax.tuning": 3,  # finalists, num_senders
 }
 
 

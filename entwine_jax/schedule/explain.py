@@ -50,7 +50,7 @@ class Explanation:
             f"predicted {_time_and_terms(chosen)}, {self.bound_us / chosen.total_us:.2f} of bound",
         ]
         if chosen.schedule.fused and problem.op == ALLGATHER:
-            lines.append("comm CTAs of the all-gather compute too; 0 stands for half of all")
+            lines.append("senders   compute too; half of the CTAs send where no number is given")
         if chosen.schedule.fused:
             lines.append("overlap   matmul and link: the terms add up to more than the total")
             lines.append(f"limit     {chosen.limited_by}")

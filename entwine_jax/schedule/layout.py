@@ -55,13 +55,12 @@ def last_items(problem: Problem, schedule: Schedule) -> int:
 
 def num_gemm_ctas(problem: Problem, schedule: Schedule) -> int:
     """CTAs that compute tiles."""
-    dedicated = 0 if problem.op == ALLGATHER else schedule.num_comm_ctas
-    return problem.hardware.num_sms - dedicated
+    return problem.hardware.num_sms - schedule.num_comm_ctas
 
 
 def num_senders(problem: Problem, schedule: Schedule) -> int:
     """All-gather: CTAs that send rows beside computing."""
-    return schedule.num_comm_ctas or max(problem.hardware.num_sms // 2, 1)
+    return schedule.num_senders or max(problem.hardware.num_sms // 2, 1)
 
 
 def num_bands_sent(problem: Problem, schedule: Schedule) -> int:

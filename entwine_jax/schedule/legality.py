@@ -58,9 +58,13 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
         num_sms = problem.hardware.num_sms
         return f"num_comm_ctas = {schedule.num_comm_ctas}: must be under the {num_sms} SMs"
     if problem.op != ALLGATHER:
+        if schedule.num_senders:
+            return f"num_senders = {schedule.num_senders}: only the all-gather has senders"
         if schedule.split_k > 1 and problem.num_ranks * schedule.split_k > MAX_SOURCES:
             return f"split_k = {schedule.split_k}: a sum has at most {MAX_SOURCES} partials"
         return None
+    if schedule.num_comm_ctas:
+        return f"num_comm_ctas = {schedule.num_comm_ctas}: the all-gather has num_senders instead"
     if schedule.num_spare_warps == 0:
         return "num_spare_warps = 0: the all-gather sends its rows with them"
     if schedule.narrow_tail:

@@ -17,8 +17,10 @@ class Schedule:
         tile_m: rows of an output tile; 128.
         tile_n: columns of an output tile, 256 or 128. Narrow tiles multiply at a lower rate, but
             leave half as much to be sent after the last wave.
-        num_comm_ctas: CTAs that only reduce and forward, 0 to 64. Each takes one SM. All-gather:
-            CTAs of which a spare warp sends rows while the others compute; 0 is half of all.
+        num_comm_ctas: CTAs that only reduce and forward, 0 to 64. Each takes one SM. 0 for the
+            all-gather.
+        num_senders: all-gather only: CTAs of which a spare warp sends rows while its other warps
+            compute, 1 to 64, or 0 for half of all.
         num_spare_warps: warps of every GEMM CTA that reduce and forward, 0 to 2. Where this and
             num_comm_ctas are both 0, the warps that have run out of tiles do it all. All-gather: 1
             or 2, of which one sends.
@@ -42,6 +44,7 @@ class Schedule:
     tile_m: int = TILE_M
     tile_n: int = 256
     num_comm_ctas: int = 0
+    num_senders: int = 0
     num_spare_warps: int = 1
     raster: int = 16
     push_spread: int = 80
@@ -60,6 +63,7 @@ class Schedule:
         self._require("tile_m", self.tile_m == TILE_M, "must be 128")
         self._require("tile_n", self.tile_n in _TILE_N, "must be 128 or 256")
         self._require_range("num_comm_ctas", 0, 64)
+        self._require_range("num_senders", 0, 64)
         self._require_range("num_spare_warps", 0, 2)
         self._require_range("raster", 1, 1024)
         self._require_range("push_spread", 0, 100)
@@ -111,6 +115,8 @@ class Schedule:
             f"tile {self.tile_m}x{self.tile_n}, comm CTAs {self.num_comm_ctas}, "
             f"spare warps {self.num_spare_warps}, raster {self.raster}, spread {self.push_spread}%"
         )
+        if self.num_senders:
+            text += f", senders {self.num_senders}"
         if self.narrow_tail:
             text += f", last {self.narrow_tail} in halves"
         if self.split_k > 1:

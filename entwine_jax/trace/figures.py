@@ -41,8 +41,8 @@ STYLES: dict[Kind, tuple[str, tuple[float, float]]] = {
 }
 
 NUM_CTAS_DRAWN = 24
-COMM_CTAS_DRAWN = (0, 2, 4, 8, 12, 16, 24, 32)
-SENDERS_DRAWN = (12, 20, 32, 40, 48, 64)  # of the all-gather
+COMM_CTAS = ("num_comm_ctas", "communication CTAs", (0, 2, 4, 8, 12, 16, 24, 32))
+SENDERS = ("num_senders", "senders", (12, 20, 32, 40, 48, 64))  # of the all-gather
 
 
 def draw_timelines(path: Path, title: str, timelines: Mapping[str, np.ndarray]) -> None:
@@ -88,13 +88,14 @@ def draw_explanation(path: Path, explanation: Explanation, slot_bytes: int) -> N
 
 def _draw_costs(axes: Axes, explanation: Explanation, schedule: Schedule, slot_bytes: int) -> None:
     problem = explanation.problem
+    field, label, numbers_drawn = SENDERS if problem.op == ALLGATHER else COMM_CTAS
     for tile_n in (256, 128):
         runs = [
-            fit(problem, _neighbour(schedule, tile_n, number), slot_bytes)
-            for number in (SENDERS_DRAWN if problem.op == ALLGATHER else COMM_CTAS_DRAWN)
+            fit(problem, _neighbour(schedule, tile_n, field, number), slot_bytes)
+            for number in numbers_drawn
         ]
         fused = [run for run in runs if not isinstance(run, Rejection)]
-        numbers = [run.num_comm_ctas for run in fused]
+        numbers = [getattr(run, field) for run in fused]
         model_us = [predict(problem, run).total_us for run in fused]
         simulated_us = [simulate(problem, run).total_us for run in fused]
         (line,) = axes.plot(numbers, model_us, "o-", label=f"128x{tile_n}, cost model")
@@ -104,21 +105,17 @@ def _draw_costs(axes: Axes, explanation: Explanation, schedule: Schedule, slot_b
     axes.axhline(
         explanation.decision.lax.total_us, color="black", linestyle=":", label="lax, cost model"
     )
-    axes.set_xlabel("communication CTAs")
+    axes.set_xlabel(label)
     axes.set_ylabel("us")
     axes.legend(fontsize=8)
 
 
-def _neighbour(schedule: Schedule, tile_n: int, num_comm_ctas: int) -> Schedule:
+def _neighbour(schedule: Schedule, tile_n: int, field: str, number: int) -> Schedule:
     """The schedule with these two in their place; its halves are for its own tiles and waves."""
-    own = (tile_n, num_comm_ctas) == (schedule.tile_n, schedule.num_comm_ctas)
-    return replace(
-        schedule,
-        tile_n=tile_n,
-        num_comm_ctas=num_comm_ctas,
-        narrow_tail=schedule.narrow_tail if own else 0,
-        rows_per_launch=0,
-    )
+    own = (tile_n, number) == (schedule.tile_n, getattr(schedule, field))
+    narrow_tail = schedule.narrow_tail if own else 0
+    changes = {"tile_n": tile_n, field: number, "narrow_tail": narrow_tail, "rows_per_launch": 0}
+    return replace(schedule, **changes)
 
 
 def _draw_timeline(axes: Axes, title: str, events: np.ndarray) -> None:

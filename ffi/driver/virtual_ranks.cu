@@ -306,7 +306,7 @@ class VirtualRanks : public Ranks {
           }
           const DeviceBuffer& product = *buffers.product[set][part];
           Schedule schedule = problem.schedule;
-          schedule.num_comm_ctas = 0;
+          schedule.num_comm_ctas = schedule.num_senders = 0;
           schedule.narrow_tail = 0;
           schedule.split_k = 1;
           schedule.rows_per_launch = rows_that_fit(problem, rank.alone_window);

@@ -98,9 +98,10 @@ Op op_of(const std::string& name) {
 // The fields of a Schedule, among others or not.
 Schedule schedule_of(nb::dict fields) {
   const auto field = [&](const char* name) { return nb::cast<int64_t>(fields[name]); };
-  return {field("tile_m"),          field("tile_n"),  field("num_comm_ctas"),
-          field("num_spare_warps"), field("raster"),  field("push_spread"),
-          field("narrow_tail"),     field("split_k"), field("rows_per_launch")};
+  return {field("tile_m"),         field("tile_n"),          field("num_comm_ctas"),
+          field("num_senders"),    field("num_spare_warps"), field("raster"),
+          field("push_spread"),    field("narrow_tail"),     field("split_k"),
+          field("rows_per_launch")};
 }
 
 // A problem is a dict of op, m, n, k, num_batches, w_transposed and the fields of a Schedule.

@@ -30,6 +30,7 @@ Call decode_allgather(const Attributes& attributes, const xla::ffi::AnyBuffer& x
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     entwine::Schedule, ::xla::ffi::StructMember<int64_t>("tile_m"),
     ::xla::ffi::StructMember<int64_t>("tile_n"), ::xla::ffi::StructMember<int64_t>("num_comm_ctas"),
+    ::xla::ffi::StructMember<int64_t>("num_senders"),
     ::xla::ffi::StructMember<int64_t>("num_spare_warps"),
     ::xla::ffi::StructMember<int64_t>("raster"), ::xla::ffi::StructMember<int64_t>("push_spread"),
     ::xla::ffi::StructMember<int64_t>("narrow_tail"), ::xla::ffi::StructMember<int64_t>("split_k"),

@@ -178,12 +178,12 @@ XLA_FFI_Error* execute_allgather(XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 const std::array<Target, 6> kTargets{{
-    {"entwine_jax.matmul_allreduce.v3", execute_allreduce<false>},
-    {"entwine_jax.matmul_reducescatter.v3", execute_reducescatter<false>},
-    {"entwine_jax.allgather_matmul.v3", execute_allgather<false>},
-    {"entwine_jax.matmul_allreduce.in_graphs.v3", execute_allreduce<true>},
-    {"entwine_jax.matmul_reducescatter.in_graphs.v3", execute_reducescatter<true>},
-    {"entwine_jax.allgather_matmul.in_graphs.v3", execute_allgather<true>},
+    {"entwine_jax.matmul_allreduce.v4", execute_allreduce<false>},
+    {"entwine_jax.matmul_reducescatter.v4", execute_reducescatter<false>},
+    {"entwine_jax.allgather_matmul.v4", execute_allgather<false>},
+    {"entwine_jax.matmul_allreduce.in_graphs.v4", execute_allreduce<true>},
+    {"entwine_jax.matmul_reducescatter.in_graphs.v4", execute_reducescatter<true>},
+    {"entwine_jax.allgather_matmul.in_graphs.v4", execute_allgather<true>},
 }};
 
 XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame) {

@@ -1,4 +1,4 @@
-// The handlers behind the custom calls entwine_jax.<op>.v3. Prepare and Initialize are the same for all.
+// The handlers behind the custom calls entwine_jax.<op>.v4. Prepare and Initialize are the same for all.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ struct Target {
 };
 
 // Every op twice: as a call that XLA makes in every run, and as one that it may capture in a CUDA graph
-// (entwine_jax.<op>.in_graphs.v3).
+// (entwine_jax.<op>.in_graphs.v4).
 extern const std::array<Target, 6> kTargets;
 
 XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame);

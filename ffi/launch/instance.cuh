@@ -90,7 +90,7 @@ inline OwnSlots own_slots(Op op, const ItemLayout& layout, int last_wave,
 // AllGather: CTAs that send beside computing; more than these where one starts so late that others have
 // ended their first items.
 inline int num_senders(const Schedule& schedule, int num_ctas) {
-  const int given = static_cast<int>(schedule.num_comm_ctas);
+  const int given = static_cast<int>(schedule.num_senders);
   return given > 0 ? given : std::max(1, num_ctas / 2);
 }
 
@@ -111,7 +111,7 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
   };
   const bool wide_tiles = schedule.tile_n == Wide::kTileN;
   const int units_of_tile = wide_tiles ? Wide::kUnitsPerTile : Narrow::kUnitsPerTile;
-  const int num_comm_ctas = kGathers ? 0 : static_cast<int>(schedule.num_comm_ctas);
+  const int num_comm_ctas = static_cast<int>(schedule.num_comm_ctas);
   const int num_math_ctas = num_ctas - num_comm_ctas;
   constexpr bool kScatters = Config::kOp == Op::kReduceScatter;
   // In the last wave are the last parts of so many items.

@@ -75,13 +75,17 @@ void check_schedule(const Call& call, const Schedule& schedule, int num_ranks, i
               schedule.raster * ((call.n + schedule.tile_n - 1) / schedule.tile_n) < kMaxSize,
           "schedule.raster", schedule.raster, "a band must have 1 to 2^30 tiles");
   // AllGather's tiles wait for peers, so its rows are sent by warps of the very CTAs that wait.
-  const int fewest_spare_warps = call.op == Op::kAllGather ? 1 : 0;
+  const bool gathers = call.op == Op::kAllGather;
+  const int fewest_spare_warps = gathers ? 1 : 0;
   require(schedule.num_spare_warps >= fewest_spare_warps && schedule.num_spare_warps <= 2,
           "schedule.num_spare_warps", schedule.num_spare_warps,
           "must be in " + std::to_string(fewest_spare_warps) + "..2");
-  require(schedule.num_comm_ctas >= 0 && schedule.num_comm_ctas < num_ctas,
+  const int most_comm_ctas = gathers ? 0 : num_ctas - 1, most_senders = gathers ? num_ctas : 0;
+  require(schedule.num_comm_ctas >= 0 && schedule.num_comm_ctas <= most_comm_ctas,
           "schedule.num_comm_ctas", schedule.num_comm_ctas,
-          "must be in 0.." + std::to_string(num_ctas - 1));
+          "must be in 0.." + std::to_string(most_comm_ctas));
+  require(schedule.num_senders >= 0 && schedule.num_senders <= most_senders, "schedule.num_senders",
+          schedule.num_senders, "must be in 0.." + std::to_string(most_senders));
   require(schedule.push_spread >= 0 && schedule.push_spread <= 100, "schedule.push_spread",
           schedule.push_spread, "must be in 0..100");
   require(schedule.rows_per_launch >= 0 && schedule.rows_per_launch % schedule.tile_m == 0,

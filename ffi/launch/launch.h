@@ -17,7 +17,8 @@ namespace entwine {
 struct Schedule {
   int64_t tile_m;
   int64_t tile_n;
-  int64_t num_comm_ctas;  // AllGather: CTAs that send beside computing, 0 for half of them
+  int64_t num_comm_ctas;
+  int64_t num_senders;  // AllGather: CTAs that send beside computing, 0 for half of them
   int64_t num_spare_warps;
   int64_t raster;
   int64_t push_spread;

@@ -82,6 +82,7 @@ def whole_numbers(m, k, n, seed=0):
         ("tile_m", 64),
         ("tile_n", 512),
         ("num_comm_ctas", 132),
+        ("num_senders", 133),
         ("raster", 0),
         ("narrow_tail", -1),
         ("split_k", 0),

@@ -48,10 +48,14 @@ def run(op, rows, n, k, num_ranks, num_devices, schedule, *, num_batches=1, **op
     else:
         m = rows * num_ranks * num_batches
     if op == "allgather_matmul":
-        # It sends with a spare warp, and its tiles have one shape.
-        num_spare_warps = max(schedule.num_spare_warps, 1)
+        # It sends with a spare warp of some CTAs, and its tiles have one shape.
         schedule = dataclasses.replace(
-            schedule, num_spare_warps=num_spare_warps, narrow_tail=0, split_k=1
+            schedule,
+            num_comm_ctas=0,
+            num_senders=schedule.num_comm_ctas,
+            num_spare_warps=max(schedule.num_spare_warps, 1),
+            narrow_tail=0,
+            split_k=1,
         )
     # A sum has 8 partials at most.
     schedule = dataclasses.replace(schedule, split_k=min(schedule.split_k, 8 // num_ranks))

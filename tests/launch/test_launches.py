@@ -94,7 +94,8 @@ def test_any_attributes_are_refused_by_name_or_right(
     assert 1 <= schedule["split_k"] <= 8 // num_ranks
     assert schedule["tile_m"] == 128
     assert schedule["tile_n"] in (128, 256)
-    assert 0 <= schedule["num_comm_ctas"] < 132
+    assert 0 <= schedule["num_comm_ctas"] < (1 if op == OPS[2] else 132)
+    assert 0 <= schedule["num_senders"] <= (132 if op == OPS[2] else 0)
     assert 0 <= schedule["num_spare_warps"] <= 2
     assert 0 <= schedule["push_spread"] <= 100
     assert all(0 <= value < 2**31 for value in (schedule["raster"], schedule["narrow_tail"]))
@@ -113,6 +114,7 @@ REFUSED = {
     "tile_m": (0, 64),
     "tile_n": (0, 64, 512),
     "num_comm_ctas": (-1, 132),
+    "num_senders": (-1, 133),
     "num_spare_warps": (-1, 3),
     "raster": (0, 2**30),
     "push_spread": (-1, 101),
@@ -121,12 +123,17 @@ REFUSED = {
     "rows_per_launch": (-128, 100),
 }
 TAKEN = {
-    "num_comm_ctas": (0, 131),
     "num_spare_warps": (1, 2),
     "raster": (1, 1024),
     "push_spread": (0, 100),
 }
-OF_SUMS = {"num_spare_warps": (0,), "narrow_tail": (0, 1024), "split_k": (1, 4)}
+OF_SUMS = {
+    "num_comm_ctas": (0, 131),
+    "num_spare_warps": (0,),
+    "narrow_tail": (0, 1024),
+    "split_k": (1, 4),
+}
+OF_GATHERS = {"num_senders": (0, 132)}
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -141,10 +148,12 @@ def test_every_field_has_bounds(launch, op):
         for value in values:
             kind, said = answer(name, value)
             assert (kind, f"{name}={value}: " in said) == ("refused", True), (name, value, said)
-    for accepted in (TAKEN, OF_SUMS) if op != OPS[2] else (TAKEN,):
-        for name, values in accepted.items():
-            for value in values:
-                assert answer(name, value)[0] == "launched", (name, value)
+    own, others = (OF_GATHERS, OF_SUMS) if op == OPS[2] else (OF_SUMS, OF_GATHERS)
+    for name, values in [*TAKEN.items(), *own.items()]:
+        for value in values:
+            assert answer(name, value)[0] == "launched", (name, value)
+    for name, values in others.items():
+        assert answer(name, values[-1])[0] == "refused", (name, values[-1])
 
 
 @relaxed
@@ -157,6 +166,7 @@ def test_every_field_has_bounds(launch, op):
     narrow_tail=st.integers(0, 200),
     split_k=st.integers(1, 4),
     num_comm_ctas=st.integers(0, 64),
+    num_senders=st.integers(0, 64),
     rows_per_launch=st.integers(0, 12),
     **honest,
 )
@@ -172,6 +182,7 @@ def test_what_the_selector_takes_for_legal_is_launched(
     problem = Problem(op=op, m=m, num_ranks=num_ranks, num_batches=num_batches, **sizes)
     if fields["tile_n"] == 128 or op == OPS[2]:
         fields["narrow_tail"] = 0
+    fields["num_comm_ctas" if op == OPS[2] else "num_senders"] = 0
     wanted = Schedule(rows_per_launch=128 * rows_per_launch, **fields)
     schedule = fit(problem, wanted, slot_bytes)
     if not isinstance(schedule, Schedule):
