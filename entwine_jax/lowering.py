@@ -122,7 +122,7 @@ def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
     )
     if not other_ws:
         return [y, *rest]
-    return [y, *_multiply_others(ctx, rest[0], other_ws, params["w_transposed"]), *rest]
+    return [y, *_multiply_others(ctx, rest[0], other_ws, **params), *rest]
 
 
 def tell_of_lax(
@@ -150,11 +150,14 @@ def _warn_once(topic: str, warning: str) -> None:
 _warned: set[str] = set()
 
 
-def _multiply_others(ctx, gathered, other_ws, w_transposed):
+def _multiply_others(ctx, gathered, other_ws, *, w_transposed, precision, **_):
     """The products of the gathered x with the weights that the fused call does not take."""
 
     def products(gathered, *ws):
-        return [reference.multiply(gathered, w, w_transposed=w_transposed) for w in ws]
+        return [
+            reference.multiply(gathered, w, w_transposed=w_transposed, precision=precision)
+            for w in ws
+        ]
 
     rule = mlir.lower_fun(products, multiple_results=True)
     avals_in = [ctx.avals_out[-1], *ctx.avals_in[2:]]

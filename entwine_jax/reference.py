@@ -5,16 +5,20 @@ of a weight that stays as it is.
 """
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 AxisName = str | tuple[str, ...]
 
 
-def multiply(x: jax.Array, w: jax.Array, *, w_transposed: bool = False) -> jax.Array:
+def multiply(
+    x: jax.Array, w: jax.Array, *, w_transposed: bool = False, precision: str | None = None
+) -> jax.Array:
     """The local product of `x` [..., k] and `w`, [..., n]."""
     if not w_transposed:
-        return x @ w
-    return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
+        return jnp.matmul(x, w, precision=precision)
+    dimensions = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, w, dimensions, precision=precision)
 
 
 def matmul_allreduce(

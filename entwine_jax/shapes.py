@@ -65,14 +65,24 @@ def _check_operands(op: str, x: Any, ws: Sequence[Any]) -> None:
 
 
 def _check_array(op: str, name: str, operand: Any) -> None:
-    if not isinstance(operand, jax.Array | np.ndarray):
+    if not isinstance(operand, jax.Array | np.ndarray) or isinstance(operand, np.ma.MaskedArray):
         raise TypeError(
             f"{op}: {name} must be an array, but it is of type {type(operand).__name__}."
         )
-    if not jnp.issubdtype(operand.dtype, jnp.number):
+    if not _is_numeric(operand.dtype):
         raise TypeError(
             f"{op}: {name} must have a numeric dtype, but it has dtype {operand.dtype}."
         )
+
+
+def _is_numeric(dtype: Any) -> bool:
+    if not jnp.issubdtype(dtype, jnp.number):
+        return False
+    try:
+        jnp.promote_types(dtype, dtype)
+    except (TypeError, ValueError):  # one of NumPy's that JAX does not have, as big-endian ones
+        return False
+    return True
 
 
 def _check_weight(op: str, name: str, w: Any, x: Any) -> None:
@@ -108,6 +118,14 @@ def check_dimension(op: str, argument: str, dimension: Any, x: Any) -> int:
     return found
 
 
+def check_bool(op: str, argument: str, value: Any) -> None:
+    """Raises TypeError for what is not a bool."""
+    if not isinstance(value, bool | np.bool):
+        raise TypeError(
+            f"{op}: {argument} must be a bool, but it is {value!r} of type {type(value).__name__}."
+        )
+
+
 def check_divisible(op: str, argument: str, dimension: int, x: Any, num_ranks: int) -> None:
     """Raises ValueError where the ranks cannot have equal parts of a dimension."""
     if x.shape[dimension] % num_ranks:
@@ -125,7 +143,8 @@ def _check_axis_name(op: str, axis_name: Any) -> tuple[tuple[str, ...], int]:
     num_ranks = 1
     for axis in axes:
         try:
-            num_ranks *= lax.axis_size(axis)
+            # Of several axes too lax knows the size: (axis,) refuses a tuple in place of a name.
+            num_ranks *= lax.axis_size((axis,))
         except (NameError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{op}: axis_name must name manual axes of the surrounding jax.shard_map, "

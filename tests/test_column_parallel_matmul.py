@@ -44,6 +44,21 @@ def test_x_that_varies_gets_a_derivative_of_its_own_rank():
     assert_gradients_close(f, jnp.matmul, random_operands(m=8, k=6, n=4))
 
 
+def test_weights_of_which_one_is_replicated():
+    """As those of key and value, where there are fewer heads than ranks: so is its product."""
+    f = jax.shard_map(
+        lambda x, *ws: entwine_jax.column_parallel_matmul(x, ws, "tp"),
+        mesh=make_mesh(),
+        in_specs=(P(), P(), P(None, "tp")),
+        out_specs=(P(), P(None, "tp")),
+    )
+    x, w = random_operands(m=4, k=8, n=16)
+    operands = x, 2 * w[:, :3], w
+    assert_gradients_close(f, lambda x, *ws: [x @ w for w in ws], operands)
+    gradients = jax.jit(jax.grad(loss_of(f), (0, 1, 2)))
+    assert str(gradients.trace(*operands).jaxpr).count("matmul_allreduce[") == 1
+
+
 @CHECK_VMA
 def test_layers_in_a_row(check_vma):
     """Columns in, rows out, twice: the derivative of the second enters that of the first."""

@@ -58,6 +58,9 @@ def test_number_of_dimensions(x, w):
         ((1, 1), None, "w must be an array, but it is of type NoneType"),
         ((1, 1), np.ones((1, 1), bool), "w must have a numeric dtype, but it has dtype bool"),
         (np.full((1, 1), "a"), (1, 1), "x must have a numeric dtype"),
+        ((1, 1), np.ones((1, 1), ">f4"), "w must have a numeric dtype, but it has dtype >f4"),
+        (np.ones((1, 1), "m8[s]"), (1, 1), "x must have a numeric dtype"),
+        (np.ma.ones((1, 1)), (1, 1), "x must be an array, but it is of type MaskedArray"),
     ],
 )
 def test_operands_must_be_numeric_arrays(x, w, message):
@@ -73,6 +76,8 @@ def test_operands_must_be_numeric_arrays(x, w, message):
         (("tp", "tp"), "must name every mesh axis once"),
         ((), "must name at least one mesh axis"),
         (["tp", "nope"], "'nope' of axis_name"),
+        ((("tp",),), r"\('tp',\) of axis_name=\(\('tp',\),\) is not one"),
+        (["tp", ["tp"]], r"\['tp'\] of axis_name"),
     ],
 )
 def test_axis_name(axis_name, message):
@@ -156,6 +161,12 @@ def test_dimension_must_come_before_the_last(op, argument, dimension):
 def test_dimension_must_be_an_int(op, argument, dimension):
     with pytest.raises(TypeError, match=f"{op}: {argument} must be an int, but it is"):
         call_op(op, (4, 4, 2), (2, 4), **{argument: dimension})
+
+
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_return_gathered_must_be_a_bool(value):
+    with pytest.raises(TypeError, match="allgather_matmul: return_gathered must be a bool, but"):
+        call_op("allgather_matmul", (4, 2), (2, 4), return_gathered=value)
 
 
 def test_scattered_size_must_be_divisible():

@@ -342,6 +342,27 @@ def test_precision_in_force_where_the_op_is_called(kind):
         assert set(found) == {("HIGHEST", "HIGHEST")}
 
 
+@KIND
+def test_operands_in_host_memory_are_left_to_lax(kind):
+    """A kernel could not read them."""
+
+    def trace(*spaces):
+        def local(*operands):
+            moved = (jax.device_put(v, s) for v, s in zip(operands, spaces, strict=True))
+            return OPS[kind](*moved, "tp")
+
+        *in_specs, out_spec = specs_of(kind)
+        f = jax.shard_map(local, mesh=make_mesh(), in_specs=tuple(in_specs), out_specs=out_spec)
+        return jax.jit(f).trace(*random_operands(m=4, k=16, n=8))
+
+    device, host = jax.memory.Space.Device, jax.memory.Space.Host
+    assert "num_ranks" in str(trace(device, device).jaxpr)
+    assert "num_ranks" not in str(trace(host, host).jaxpr)
+    for spaces in ((device, host), (host, device)):
+        with pytest.raises(ValueError, match="memory_space"):
+            trace(*spaces)
+
+
 def test_vmap_axis_name_is_summed_like_psum():
     x, w = random_operands(m=4, k=16, n=6)
     x = jnp.stack([x, 2 * x])

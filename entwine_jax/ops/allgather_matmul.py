@@ -99,7 +99,8 @@ def allgather_matmul(
     it; under `jax.checkpoint` it is gathered again instead.
 
     Raises:
-      TypeError: x or a weight is not a numeric array, or schedule is not a Schedule.
+      TypeError: x or a weight is not a numeric array, schedule is not a Schedule, or
+        return_gathered is not a bool.
       ValueError: shapes that do not multiply, an empty tuple of weights, an axis name that is not
         bound here, or a dimension that x does not have or that is the last one.
     """
@@ -108,6 +109,7 @@ def allgather_matmul(
     ws = w if several else (w,)
     x, ws, axes, num_ranks = shapes.check_call(op, x, ws, axis_name, schedule)
     dimension = shapes.check_dimension(op, "gather_dimension", gather_dimension, x)
+    shapes.check_bool(op, "return_gathered", return_gathered)
     if primitive.can_bind(op, axes, schedule, x, *ws):
         *ys, gathered = _bind(x, ws, axes, num_ranks, dimension, schedule)
     else:
@@ -144,9 +146,9 @@ def _abstract_eval(x, *ws, num_ranks, w_transposed, **_):
     return [*ys, x.update(shape=(m, k))]
 
 
-def _in_lax(x, *ws, axis_name, num_batches, w_transposed, **_):
+def _in_lax(x, *ws, axis_name, num_batches, **params):
     gathered = reference.gather_rows(x, axis_name, num_batches)
-    return [*(reference.multiply(gathered, w, w_transposed=w_transposed) for w in ws), gathered]
+    return [*(primitive.multiply(gathered, w, **params) for w in ws), gathered]
 
 
 def _jvp(primals, tangents, **params):
@@ -160,7 +162,7 @@ def _jvp(primals, tangents, **params):
         dots = allgather_matmul_p.bind(x_dot, *ws, **params)
     for i, w_dot in enumerate(w_dots):
         if not primitive.is_zero(w_dot):
-            term = reference.multiply(gathered, w_dot, w_transposed=params["w_transposed"])
+            term = primitive.multiply(gathered, w_dot, **params)
             dots[i] = ad.add_tangents(dots[i], term)
     return results, dots
 
@@ -170,7 +172,7 @@ def _transpose(cts, x, *ws, **params):
     if not ad.is_undefined_primal(x):
         # A function that is linear in weights only, which no rule of `_jvp` makes.
         gathered = reference.gather_rows(x, params["axis_name"], params["num_batches"])
-        return None, *primitive.weight_cotangents(gathered, y_cts, ws, params["w_transposed"])
+        return None, *primitive.weight_cotangents(gathered, y_cts, ws, **params)
     terms = [
         matmul_reducescatter_p.bind(ct, w, **primitive.of_transpose(params))
         for ct, w in primitive.join(y_cts, ws, params["w_transposed"])

@@ -58,8 +58,9 @@ def column_parallel_matmul(
 
     The product itself needs no communication. Its derivative with respect to x is a
     `matmul_allreduce` of the cotangent, where plain autodiff gives a product and then a psum. That
-    needs a shard_map that knows x to be replicated: with check_vma=False, and for an x that varies
-    over `axis_name`, this is `x @ w` and nothing else, whose sum stands where JAX puts it.
+    needs a shard_map that knows x to be replicated and w not: with check_vma=False, and for an x
+    that varies over `axis_name` or a w that does not, this is `x @ w` and nothing else, whose sum
+    stands where JAX puts it.
 
     Raises:
       TypeError: x or a weight is not a numeric array, or schedule is not a Schedule.
@@ -70,19 +71,18 @@ def column_parallel_matmul(
     several = isinstance(w, tuple | list)
     ws = w if several else (w,)
     x, ws, axes, num_ranks = shapes.check_call(op, x, ws, axis_name, schedule)
-    if primitive.can_bind(op, axes, schedule, x, *ws) and _is_known_as_replicated(
-        x, ws[0], set(axes)
-    ):
-        ys = _bind(x, ws, axes, num_ranks, schedule)
-    else:
-        ys = [reference.multiply(x, w) for w in ws]
+    sharded = {}
+    if primitive.can_bind(op, axes, schedule, x, *ws):
+        sharded = {i: w for i, w in enumerate(ws) if _is_known_as_sharded(w, x, set(axes))}
+    products = _bind(x, sharded.values(), axes, num_ranks, schedule) if sharded else ()
+    bound = dict(zip(sharded, products, strict=True))
+    ys = [bound[i] if i in bound else reference.multiply(x, w) for i, w in enumerate(ws)]
     return tuple(ys) if several else ys[0]
 
 
-def _is_known_as_replicated(x, w, axes):
-    # Where check_vma=False a cast to varying changes nothing.
-    tracks_varying = axes <= jax.typeof(primitive.cast_to_varying(w, axes)).mat.varying
-    return tracks_varying and not axes & jax.typeof(x).mat.varying
+def _is_known_as_sharded(w, x, axes):
+    """Whether the sum of the derivative is over all axes; never known where check_vma=False."""
+    return axes <= jax.typeof(w).mat.varying and not axes & jax.typeof(x).mat.varying
 
 
 def _bind(x, ws, axes, num_ranks, schedule):
@@ -103,8 +103,8 @@ def _abstract_eval(x, *ws, w_transposed, **_):
     return [w.update(shape=(x.shape[0], primitive.num_columns(w, w_transposed))) for w in ws]
 
 
-def _in_lax(x, *ws, w_transposed, **_):
-    return [reference.multiply(x, w, w_transposed=w_transposed) for w in ws]
+def _in_lax(x, *ws, **params):
+    return [primitive.multiply(x, w, **params) for w in ws]
 
 
 def _jvp(primals, tangents, **params):
@@ -121,14 +121,14 @@ def _jvp(primals, tangents, **params):
     return ys, dots
 
 
-def _transpose(cts, x, *ws, w_transposed, **params):
+def _transpose(cts, x, *ws, **params):
     # Of the two ops that transpose each other only one communicates, so a schedule is always its.
     if not ad.is_undefined_primal(x):
         x = lax.pcast(x, params["axis_name"], to="varying")
-        return None, *primitive.weight_cotangents(x, cts, ws, w_transposed)
+        return None, *primitive.weight_cotangents(x, cts, ws, **params)
     terms = [
-        matmul_allreduce_p.bind(ct, w, w_transposed=not w_transposed, **params)
-        for ct, w in primitive.join(cts, ws, w_transposed)
+        matmul_allreduce_p.bind(ct, w, **primitive.flip(params))
+        for ct, w in primitive.join(cts, ws, params["w_transposed"])
     ]
     return functools.reduce(ad.add_tangents, terms, ad.Zero(x.aval)), *(None for _ in ws)
 

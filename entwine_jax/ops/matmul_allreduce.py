@@ -63,22 +63,22 @@ def _abstract_eval(x, w, *, axis_name, w_transposed, **_):
     return x.update(shape=shape, manual_axis_type=x.mat.update(varying=varying))
 
 
-def _transpose_x(ct, x, w, *, w_transposed, **params):
-    flipped = not w_transposed
+def _transpose_x(ct, x, w, **params):
+    flipped = primitive.flip(params)
     if params["tracks_varying"]:
         # Not only a local product: as that of a replicated operand, its derivative is fused too.
-        return column_parallel_matmul_p.bind(ct, w, w_transposed=flipped, **params)[0]
-    return reference.multiply(lax.psum(ct, params["axis_name"]), w, w_transposed=flipped)
+        return column_parallel_matmul_p.bind(ct, w, **flipped)[0]
+    return primitive.multiply(lax.psum(ct, params["axis_name"]), w, **flipped)
 
 
-def _transpose_w(ct, x, w, *, axis_name, tracks_varying, w_transposed, **_):
+def _transpose_w(ct, x, w, *, axis_name, tracks_varying, **params):
     # The transpose of the sum over ranks, by the convention of the surrounding shard_map.
     ct = lax.pcast(ct, axis_name, to="varying") if tracks_varying else lax.psum(ct, axis_name)
-    return primitive.weight_cotangent(x, ct, w_transposed)
+    return primitive.weight_cotangent(x, ct, **params)
 
 
-def _in_lax(x, w, *, axis_name, w_transposed, **_):
-    return reference.matmul_allreduce(x, w, axis_name, w_transposed=w_transposed)
+def _in_lax(x, w, *, axis_name, **params):
+    return lax.psum(primitive.multiply(x, w, **params), axis_name)
 
 
 ad.defbilinear(matmul_allreduce_p, _transpose_x, _transpose_w)

@@ -80,13 +80,13 @@ def _transpose_x(ct, x, w, **params):
     return allgather_matmul_p.bind(ct, w, **primitive.of_transpose(params))[0]
 
 
-def _transpose_w(ct, x, w, *, axis_name, num_batches, w_transposed, **_):
+def _transpose_w(ct, x, w, *, axis_name, num_batches, **params):
     gathered = reference.gather_rows(ct, axis_name, num_batches)
-    return primitive.weight_cotangent(x, gathered, w_transposed)
+    return primitive.weight_cotangent(x, gathered, **params)
 
 
-def _in_lax(x, w, *, axis_name, num_batches, w_transposed, **_):
-    y = reference.multiply(x, w, w_transposed=w_transposed)
+def _in_lax(x, w, *, axis_name, num_batches, **params):
+    y = primitive.multiply(x, w, **params)
     return reference.scatter_rows(y, axis_name, num_batches)
 
 
@@ -130,7 +130,7 @@ def _transpose_tangent(ct, x, w, x_dot, w_dot, **params):
     if primitive.is_zero(ct):
         return None, None, ad.Zero(x_dot.aval), ad.Zero(w_dot.aval)
     dx, gathered = allgather_matmul_p.bind(ct, w, **primitive.of_transpose(params))
-    return None, None, dx, primitive.weight_cotangent(x, gathered, params["w_transposed"])
+    return None, None, dx, primitive.weight_cotangent(x, gathered, **params)
 
 
 def _batch_tangent(axis_data, operands, dims, **params):

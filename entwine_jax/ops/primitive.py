@@ -7,6 +7,8 @@ Parameters of every primitive:
   tracks_varying    whether the surrounding shard_map has check_vma=True
   schedule          a Schedule, or None for the selector's choice at lowering
   w_transposed      whether a weight is given as [n, k]; transposition only flips this flag
+  precision         what jax.default_matmul_precision was where the op was called: as for lax, that
+                    of its derivatives too
 And of those that scatter or gather rows:
   num_batches       rows are [num_batches, block] on one rank, [num_batches, num_ranks, block] on
                     all, so that scattering under leading dimensions moves no data
@@ -23,7 +25,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, xla
 
-from entwine_jax import lowering
+from entwine_jax import lowering, reference
 from entwine_jax.ops import fold
 from entwine_jax.schedule import Schedule
 
@@ -55,6 +57,8 @@ def _why_not_here(axes: Axes, operands: Sequence[jax.Array]) -> str | None:
         return "an operand has a pending reduction"
     if not all(isinstance(size, int) for v in operands for size in v.shape):
         return "sizes are symbolic"
+    if any(jax.typeof(v).memory_space == jax.memory.Space.Host for v in operands):
+        return "an operand is in the memory of the host"
     return None
 
 
@@ -72,6 +76,7 @@ def bind(primitive: Primitive, *operands: jax.Array, axis_name: Axes, **params: 
     operands = tuple(cast_to_varying(v, axes) for v in operands)
     # Where check_vma=False the cast does nothing, which is the only public sign of that mode.
     tracks_varying = set(axis_name) <= jax.typeof(operands[0]).mat.varying
+    _add_precision(params)
     return primitive.bind(*operands, axis_name=axis_name, tracks_varying=tracks_varying, **params)
 
 
@@ -82,7 +87,13 @@ def bind_replicated(
     others = set().union(*(jax.typeof(v).mat.varying for v in (x, *ws))) - set(axis_name)
     x = cast_to_varying(x, others)
     ws = tuple(cast_to_varying(w, others | set(axis_name)) for w in ws)
+    _add_precision(params)
     return primitive.bind(x, *ws, axis_name=axis_name, tracks_varying=True, **params)
+
+
+def _add_precision(params: dict[str, Any]) -> None:
+    # Kept when an op is bound anew, by batching.
+    params.setdefault("precision", jax.config.jax_default_matmul_precision)
 
 
 def cast_to_varying(x: jax.Array, axes: set[str] | frozenset[str]) -> jax.Array:
@@ -96,20 +107,34 @@ def num_columns(w: Any, w_transposed: bool) -> int:
     return w.shape[0] if w_transposed else w.shape[1]
 
 
-def weight_cotangent(x: jax.Array, ct: jax.Array, w_transposed: bool) -> jax.Array:
+def multiply(
+    x: jax.Array, w: jax.Array, *, w_transposed: bool, precision: str | None, **_: Any
+) -> jax.Array:
+    """The local product of x [m, k] and a weight as it is given."""
+    return reference.multiply(x, w, w_transposed=w_transposed, precision=precision)
+
+
+def weight_cotangent(
+    x: jax.Array, ct: jax.Array, *, w_transposed: bool, precision: str | None, **_: Any
+) -> jax.Array:
     """x^T @ ct [k, n] for x [m, k] and ct [m, n], or its transpose, as the weight is given."""
     operands = (ct, x) if w_transposed else (x, ct)
-    return lax.dot_general(*operands, (((0,), (0,)), ((), ())))
+    return lax.dot_general(*operands, (((0,), (0,)), ((), ())), precision=precision)
 
 
 def weight_cotangents(
-    x: jax.Array, cts: Sequence[Any], ws: Sequence[Any], w_transposed: bool
+    x: jax.Array, cts: Sequence[Any], ws: Sequence[Any], **params: Any
 ) -> list[Any]:
     """Of several products of one x; zero where that of a product is."""
     return [
-        ad.Zero(w.aval) if is_zero(ct) else weight_cotangent(x, ct, w_transposed)
+        ad.Zero(w.aval) if is_zero(ct) else weight_cotangent(x, ct, **params)
         for ct, w in zip(cts, ws, strict=True)
     ]
+
+
+def flip(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a product with the transposed weight."""
+    return params | {"w_transposed": not params["w_transposed"]}
 
 
 def of_transpose(params: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +145,7 @@ def of_transpose(params: dict[str, Any]) -> dict[str, Any]:
     """
     schedule = params["schedule"]
     wants_lax = schedule is not None and not schedule.fused
-    changes = {"w_transposed": not params["w_transposed"]}
-    return params | changes | {"schedule": schedule if wants_lax else None}
+    return flip(params) | {"schedule": schedule if wants_lax else None}
 
 
 def join(
