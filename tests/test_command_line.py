@@ -1,7 +1,7 @@
 import pytest
 
 from entwine_jax import __main__ as command_line
-from entwine_jax import runtime
+from entwine_jax import argument_types, runtime
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.ops import OPS
 from entwine_jax.runtime import Check
@@ -50,6 +50,9 @@ SIZES = ["--m=8192", "--n=8192", "--k=8192", "--ranks=2"]
         (["bench", "--json", "nowhere/a.json"], "there is no folder 'nowhere'"),
         (["bench", "--csv", "nowhere/a.csv"], "there is no folder 'nowhere'"),
         (["bench", "--markdown", "nowhere.md"], "'nowhere.md' is not a file"),
+        (["bench", "--markdown", "a" * 300], "is not a file"),
+        (["bench", "--json", "a" * 300], "File name too long"),
+        (["bench", "--seed", str(10**18)], "must be an int of 0 or more, under 10^18"),
     ],
 )
 def test_wrong_values_are_explained_before_anything_runs(argv, message, capsys):
@@ -59,6 +62,13 @@ def test_wrong_values_are_explained_before_anything_runs(argv, message, capsys):
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+def test_a_file_that_may_not_be_written_is_refused_before_anything_runs(monkeypatch, capsys):
+    monkeypatch.setattr(argument_types.os, "access", lambda path, mode: False)
+    with pytest.raises(SystemExit):
+        command_line.main(["bench", "--json", "a.json"])
+    assert "'a.json': '.' may not be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
