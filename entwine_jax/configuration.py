@@ -21,6 +21,8 @@ _log = logging.getLogger("entwine_jax")
 # Also in ffi/peer/workspace.cc: the kernels count in whole nanoseconds of 64 bits.
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 1e-3, 1e6
 
+LARGEST_WORKSPACE_MIB = 2**20
+
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
@@ -46,8 +48,11 @@ class Configuration:
                 f"deadline_seconds must be between {SHORTEST_DEADLINE:g} and {LONGEST_DEADLINE:g}, "
                 f"but it is {self.deadline_seconds!r}."
             )
-        if self.workspace_mib < 1:
-            raise ValueError(f"workspace_mib must be at least 1, but it is {self.workspace_mib!r}.")
+        if not 1 <= self.workspace_mib <= LARGEST_WORKSPACE_MIB:
+            raise ValueError(
+                f"workspace_mib must be between 1 and {LARGEST_WORKSPACE_MIB}, "
+                f"but it is {self.workspace_mib!r}."
+            )
 
     @property
     def workspace_bytes(self) -> int:
@@ -68,7 +73,7 @@ def configure(**changes: Any) -> Configuration:
     Args:
         disabled: True runs everything as plain lax (default: False).
         deadline_seconds: longest wait inside a kernel, 0.001 to 1e6 seconds (default: 10).
-        workspace_mib: peer memory on a GPU for all device groups, in MiB (default: 512).
+        workspace_mib: peer memory on a GPU for all device groups, 1 to 1048576 MiB (default: 512).
         measured: file or folder with tables of schedules and profiles of hardware; "" for the cache
             folder, "off" for none at all (default: "").
         graphs: True lets XLA capture fused calls in CUDA graphs (default: False).
@@ -121,7 +126,7 @@ _SWITCH = {"": False, "0": False, "1": True}.__getitem__
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "ENTWINE_JAX_DISABLE": ("disabled", _SWITCH, "0 or 1"),
     "ENTWINE_JAX_DEADLINE_SECONDS": ("deadline_seconds", float, "0.001 to 1e6 seconds"),
-    "ENTWINE_JAX_WORKSPACE_MIB": ("workspace_mib", int, "a whole number of MiB, at least 1"),
+    "ENTWINE_JAX_WORKSPACE_MIB": ("workspace_mib", int, "a whole number of MiB, 1 to 1048576"),
     "ENTWINE_JAX_MEASURED": ("measured", str, "a path, or off"),
     "ENTWINE_JAX_GRAPHS": ("graphs", _SWITCH, "0 or 1"),
 }

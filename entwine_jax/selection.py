@@ -90,7 +90,7 @@ def _check(function: str, problem: Any, slot_bytes: Any, override: Any) -> None:
         ("slot_bytes", slot_bytes, int | None, "an int or None"),
         ("override", override, Schedule | None, "an entwine_jax.Schedule or None"),
     ):
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{function}: {name} must be {wanted}, but it is {value!r}.")
     if slot_bytes is not None and slot_bytes < 0:
         raise ValueError(f"{function}: slot_bytes must be 0 or more, but it is {slot_bytes}.")

@@ -228,7 +228,7 @@ problem_fields = {
     "k": values,
     "num_ranks": st.integers(0, 9) | values,
     "num_batches": st.sampled_from([1, 1, 2, 3]) | values,
-    "dtype": st.sampled_from(["bfloat16", "float16", "float32", "int8", "", "x"]),
+    "dtype": st.sampled_from(["bfloat16", "float16", "float32", "int8", "", "x"]) | values,
 }
 
 

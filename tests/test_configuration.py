@@ -59,6 +59,7 @@ def test_who_watches_is_told_at_once_and_of_every_change(monkeypatch):
     ("changes", "error"),
     [
         ({"workspace_mib": 0}, ValueError),
+        ({"workspace_mib": 2**44}, ValueError),
         ({"disabled": 1}, TypeError),
         ({"deadline_seconds": "3"}, TypeError),
         ({"deadline_seconds": True}, TypeError),

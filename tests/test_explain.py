@@ -71,6 +71,7 @@ def test_the_workspace_is_the_configured_one(monkeypatch, capsys):
     [
         ({"problem": 4096}, TypeError, r"problem must be an entwine_jax\.Problem, but it is 4096"),
         ({"override": "x"}, TypeError, r"override must be an entwine_jax\.Schedule or None,.*x"),
+        ({"slot_bytes": True}, TypeError, "slot_bytes must be an int or None, but it is True"),
         ({"slot_bytes": 1.5}, TypeError, r"slot_bytes must be an int or None, but it is 1\.5"),
         ({"slot_bytes": -5}, ValueError, "slot_bytes must be 0 or more, but it is -5"),
     ],

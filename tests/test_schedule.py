@@ -1,10 +1,12 @@
 """Schedules, problems and hardware are checked when they are made, and print themselves."""
 
 import dataclasses
+import math
 
 import pytest
 
 from entwine_jax.schedule import H100, H200, Problem, Schedule, hardware_for
+from entwine_jax.schedule.hardware import Collective
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,7 @@ def test_reads_what_the_command_line_gives():
         ("tile_n=wide", "must be an int"),
         ("tile_n", "must be an int"),
         ("fused=maybe", "must be true or false"),
+        ("raster=8,raster=16", "raster = '16': must be given only once"),
     ):
         with pytest.raises(ValueError, match=message):
             Schedule.from_text(text)
@@ -134,9 +137,22 @@ def test_hardware_is_found_by_device_kind(device_kind, hardware):
     assert hardware_for(device_kind) is hardware
 
 
-def test_wrong_hardware_is_refused():
-    with pytest.raises(ValueError, match=r"Hardware\.num_sms = 0"):
-        dataclasses.replace(H200, num_sms=0)
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("num_sms", 0, "must be an int greater than 0"),
+        ("num_sms", "132", "must be an int greater than 0"),
+        ("num_sms", 1.5, "must be an int greater than 0"),
+        ("num_sms", True, "must be an int greater than 0"),
+        ("matmul_tflops", math.inf, "must be a finite number greater than 0"),
+        ("link_gb_s", math.nan, "must be a finite number greater than 0"),
+        ("allreduce", 5.0, "must be a Collective"),
+        ("allgather", Collective(0.0, 9.0), "must be a finite number greater than 0"),
+    ],
+)
+def test_wrong_hardware_is_refused(field, value, rule):
+    with pytest.raises(ValueError, match=rf"Hardware\.{field} = .*: {rule}"):
+        dataclasses.replace(H200, **{field: value})
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ a few milliseconds runs about 10% faster, but a training step is not a burst.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from entwine_jax.schedule.document import RefusedError, body, head, record
 
@@ -17,8 +18,11 @@ FORMAT = "entwine_jax.hardware"
 # earlier fit; with what a step costs, 0.25 fits as well.
 RING_ENDS = 0.4
 
-# What each step of the ring costs beside its bytes. Fitted with the collectives of the H200.
+# What each step of the ring costs beside its bytes. Fitted with the collectives of the H200, whose
+# rings had at most six steps; any more are taken to cost nothing, so that lax is not made out slower
+# than it may be.
 RING_STEP_US = 4.0
+MOST_STEPS = 6
 
 # Small arrays go by NCCL's protocols of low latency: so much for any array, and a lower rate. From
 # 64 rows of 8192 on four GPUs (27, 19 and 18 us); the first is assumed, and on the low side.
@@ -32,8 +36,8 @@ MAX_BASE_US = 300.0
 class Collective(NamedTuple):
     """Cost of a collective of its own, in a ring of P ranks with P - 1 steps, AllReduce 2 (P - 1).
 
-    base_us + RING_STEP_US * steps + bytes each way * (1 + RING_ENDS / steps) / gb_s, or less where
-    it is small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
+    base_us + steps_us(steps) + bytes each way * (1 + RING_ENDS / steps) / gb_s, or less where it is
+    small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
 
     The fewer ranks, the fewer steps and the slower a byte. Whatever number of ranks gb_s and base_us
     come from, they hold for others.
@@ -49,8 +53,13 @@ class Collective(NamedTuple):
     def time_us(self, num_bytes: float, num_steps: int) -> float:
         """Time for so many bytes each way, in so many steps of the ring, in us."""
         small_us = SMALL_BASE_US + num_bytes / (SMALL_GB_S * 1e3)
-        ring_us = RING_STEP_US * num_steps + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3)
-        return min(small_us, self.base_us + ring_us)
+        base_us = self.base_us + steps_us(num_steps)
+        return min(small_us, base_us + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3))
+
+
+def steps_us(num_steps: int) -> float:
+    """What so many steps of the ring cost beside their bytes, in us."""
+    return RING_STEP_US * min(num_steps, MOST_STEPS)
 
 
 def ring_bytes(num_bytes: float, num_steps: int) -> float:
@@ -90,10 +99,24 @@ class Hardware:
     allgather: Collective
 
     def __post_init__(self) -> None:
-        for field, value in vars(self).items():
-            numbers = value if isinstance(value, Collective) else (value,)
-            if field != "name" and not all(number > 0 for number in numbers):
-                raise ValueError(f"Hardware.{field} = {value!r}: must be greater than 0")
+        for field, kind in get_type_hints(Hardware).items():
+            value = getattr(self, field)
+            if kind is str:
+                continue
+            if kind is Collective and not isinstance(value, Collective):
+                raise ValueError(f"Hardware.{field} = {value!r}: must be a Collective")
+            for number in value if kind is Collective else (value,):
+                if not _is_positive(number, int if kind is int else (int, float)):
+                    wanted = "an int" if kind is int else "a finite number"
+                    raise ValueError(
+                        f"Hardware.{field} = {value!r}: must be {wanted} greater than 0"
+                    )
+
+
+def _is_positive(number: Any, kinds: type | tuple[type, ...]) -> bool:
+    if isinstance(number, bool) or not isinstance(number, kinds):
+        return False
+    return 0 < number < math.inf
 
 
 # Fitted on four H200s with multicast off. matmul_tflops: 5.25 TFLOP/s an SM, the mean over the

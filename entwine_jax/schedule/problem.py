@@ -55,7 +55,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.op not in OPS:
             raise ValueError(f"Problem.op = {self.op!r}: must be one of {', '.join(OPS)}")
-        if self.dtype not in ITEM_BYTES:
+        if not isinstance(self.dtype, str) or self.dtype not in ITEM_BYTES:
             known = ", ".join(ITEM_BYTES)
             raise ValueError(f"Problem.dtype = {self.dtype!r}: must be one of {known}")
         if not isinstance(self.hardware, Hardware):

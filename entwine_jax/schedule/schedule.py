@@ -93,7 +93,8 @@ class Schedule:
         """Reads `field=value,field=value`; fields that are left out keep their defaults.
 
         Raises:
-            ValueError: an unknown field, or a value that is not an int (true or false for fused).
+            ValueError: an unknown field or one that comes twice, or a value that is not an int
+                (true or false for fused).
         """
         values: dict[str, Any] = {}
         known = [field.name for field in fields(cls)]
@@ -101,6 +102,8 @@ class Schedule:
             name, _, value = (word.strip() for word in part.partition("="))
             if name not in known:
                 raise ValueError(f"schedule field {name!r}: must be one of {', '.join(known)}")
+            if name in values:
+                raise ValueError(f"schedule field {name} = {value!r}: must be given only once")
             values[name] = _parse_bool(value) if name == "fused" else _parse_int(name, value)
         return cls(**values)
 

@@ -4,12 +4,11 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
 from entwine_jax import measured, runtime, selection
-from entwine_jax.argument_types import parsed_by
+from entwine_jax.argument_types import output_file, parsed_by
 from entwine_jax.bench.cases import parse_shapes
 from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.bench.ops import OPS
@@ -67,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="time shapes that are in FILE anew")
     parser.add_argument(
         "--output",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help=f"the table to add to, for the default workspace (default: {default_table()})",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="add all times to FILE; what it holds is done"
+        "--json", type=output_file, metavar="FILE", help="add all times to FILE; what it holds is done"
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
-from entwine_jax.schedule.hardware import RING_STEP_US, Collective, Hardware, ring_bytes
+from entwine_jax.schedule.hardware import Collective, Hardware, ring_bytes, steps_us
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
 from entwine_jax.schedule.schedule import Schedule
 
@@ -83,7 +83,7 @@ def measure_profile(
         times = [
             (
                 ring_bytes(wire_bytes(op, m, n, num_ranks), num_steps),
-                probes.collective_us(op, m, n) - RING_STEP_US * num_steps,
+                probes.collective_us(op, m, n) - steps_us(num_steps),
             )
             for m, n in COLLECTIVE_SIZES
         ]
