@@ -9,6 +9,7 @@ CPU devices, where there is nothing to gain.
 import argparse
 import itertools
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -161,9 +162,10 @@ def measure(mesh: Mesh, config: example.Config, args: argparse.Namespace) -> lis
         ratios[name] = error_ratio(fused, plain, exact)
         del plain, fused
     del exact
-    times = timing.interleaved_medians(
+    rounds = timing.interleaved_times(
         programs, calls_per_dispatch=args.calls, num_rounds=args.rounds, seed=args.seed
     )
+    times = {name: statistics.median(of_rounds) for name, of_rounds in rounds.items()}
     return [
         Result(
             tokens=config.batch * config.sequence,

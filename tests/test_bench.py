@@ -45,6 +45,10 @@ def test_command_writes_json_csv_and_markdown(tmp_path, capsys):
         assert result["bound_us"] is None
         assert result["schedule"] == "lax"
         assert result["lax_reason"]
+        assert {name: len(us) for name, us in result["rounds_us"].items()} == dict.fromkeys(
+            ("matmul", "lax", "ours"), 1
+        )
+        assert result["rounds_us"]["ours"] == [result["ours_us"]]
     with files["csv"].open() as file:
         rows = list(csv.DictReader(file))
     assert [row["m"] for row in rows] == ["16", "40"]
@@ -64,13 +68,13 @@ def test_bound_has_the_link_rate_of_the_built_in_profile(monkeypatch):
     slow = dataclasses.replace(H200, link_gb_s=H200.link_gb_s / 2)
     monkeypatch.setattr(measure, "hardware_for", lambda _: H200)
     monkeypatch.setattr(measured, "profile", lambda _: slow)
-    times = {"matmul": 1e-6, "lax": 2.0, "ours": 1.0}
+    times = {"matmul": [1e-6], "lax": [2.0], "ours": [1.0]}
     monkeypatch.setattr(measure, "_time", lambda *_: times)
     settings = measure.Settings(verified=False)
     result = measure.measure(programs.make_mesh(4), Shape(8, 8, 32), settings, seed=0)
     # 2 (P - 1) / P of a bfloat16 result go each way.
     assert result.bound_us == pytest.approx(1.5 * 8 * 8 * 2 / 360e3)
-    times["matmul"] = 9.0
+    times["matmul"] = [8.0, 9.0, 30.0]
     result = measure.measure(programs.make_mesh(4), Shape(8, 8, 32), settings, seed=0)
     assert result.bound_us == 9.0
 
@@ -279,6 +283,7 @@ def make_measurement(**values):
             "traced_drain_us": None,
             "schedule": "tile 128x256",
             "lax_reason": "",
+            "rounds_us": {"matmul": [80.0], "lax": [150.0], "ours": [100.0]},
             **values,
         }
     )

@@ -1,6 +1,7 @@
 """Measures one shape: chooses the schedule as the op does, verifies, then times."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -48,7 +49,8 @@ class Measurement:
 
     bound_us and predicted_us are None where the hardware has no profile, error_ratio where
     nothing was verified, the traced times (`bench.breakdown`) where no call could be traced.
-    `lax_reason` says why the op ran as plain lax, "" where it ran fused.
+    `lax_reason` says why the op ran as plain lax, "" where it ran fused. matmul_us, lax_us and ours_us
+    are medians of `rounds_us`: by program, the times in all rounds.
     """
 
     shape: Shape
@@ -66,6 +68,7 @@ class Measurement:
     traced_drain_us: float | None
     schedule: str
     lax_reason: str
+    rounds_us: Mapping[str, Sequence[float]]
 
     @property
     def fraction(self) -> float | None:
@@ -109,7 +112,8 @@ def measure(
         programs.NUM_WEIGHTS,
         predict_lax(problem).matmul_us if hardware else None,
     )
-    times = _time(inputs, timed, num_calls, settings.num_rounds, seed, on_dispatch)
+    rounds = _time(inputs, timed, num_calls, settings.num_rounds, seed, on_dispatch)
+    times = {name: statistics.median(of_rounds) for name, of_rounds in rounds.items()}
     parts = trace_breakdown(problem, schedule)
     return Measurement(
         shape=shape,
@@ -128,6 +132,7 @@ def measure(
         traced_drain_us=parts and parts.drain_us,
         schedule=str(schedule),
         lax_reason=lax_reason,
+        rounds_us=rounds,
     )
 
 
@@ -156,14 +161,14 @@ def _verify(inputs, timed, seed) -> float:
     return result.error_ratio
 
 
-def _time(inputs, timed, num_calls, num_rounds, seed, on_dispatch) -> dict[str, float]:
+def _time(inputs, timed, num_calls, num_rounds, seed, on_dispatch) -> dict[str, list[float]]:
     compiled = {name: programs.repeated(program, num_calls) for name, program in timed.items()}
 
     def start(name: str) -> Callable[[], tuple[jax.Array, ...]]:
         x = inputs.whole_x if name == "matmul" else inputs.x
         return lambda: compiled[name](x, inputs.weights)
 
-    return timing.interleaved_medians(
+    return timing.interleaved_times(
         {name: start(name) for name in compiled},
         calls_per_dispatch=num_calls,
         num_rounds=num_rounds,

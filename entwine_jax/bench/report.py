@@ -147,7 +147,7 @@ def write_json(
             "speed_up": geomean(result.speed_up for result in results),
         },
         "prediction_error": error and error._asdict(),
-        "results": [_record(result) for result in results],
+        "results": [{**_record(result), "rounds_us": result.rounds_us} for result in results],
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
 
@@ -188,7 +188,7 @@ def _title(machine: Machine, settings: Settings) -> str:
 
 def _record(result: Measurement) -> dict[str, object]:
     record: dict[str, object] = dict(vars(result))
-    del record["shape"]
+    del record["shape"], record["rounds_us"]
     return {
         **result.shape._asdict(),
         **record,

@@ -1,4 +1,4 @@
-"""Times programs against each other: interleaved rounds in random order, median over rounds.
+"""Times programs against each other, in interleaved rounds of random order.
 
 GPUs change their clock with temperature and power, by more than the differences that matter. So
 all programs are timed in turn, each for a dispatch of about the same length, and only times of
@@ -6,7 +6,6 @@ one run are compared.
 """
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -26,15 +25,15 @@ def num_calls(at_least: int, multiple_of: int, predicted_us: float | None) -> in
     return -(-int(wanted) // multiple_of) * multiple_of
 
 
-def interleaved_medians(
+def interleaved_times(
     programs: Mapping[str, Callable[[], object]],
     *,
     calls_per_dispatch: int,
     num_rounds: int,
     seed: int,
     after_dispatch: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Median time of one call in us, by program.
+) -> dict[str, list[float]]:
+    """Times of one call in us, by program and round.
 
     Args:
         programs: by name; each starts `calls_per_dispatch` calls and returns their results.
@@ -55,7 +54,7 @@ def interleaved_medians(
             jax.block_until_ready(programs[name]())
             times[name].append((time.perf_counter() - start) * 1e6 / calls_per_dispatch)
             after_dispatch()
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def queued_us(program: Callable[[], object]) -> float:
