@@ -169,7 +169,10 @@ def test_measured_profile_takes_the_place_of_the_built_in_one(places):
         ({"measured": {"matmul_tflops": "fast"}}, "must be of type float"),
         ({"measured": {"allreduce": 380.0}}, "allreduce must be an object"),
         ({"measured": {"allreduce": {"gb_s": 380.0}}}, "has no field 'base_us'"),
-        ({"measured": {"allreduce": {"gb_s": 380.0, "base_us": 0}}}, "must be over 0 and at most 300"),
+        (
+            {"measured": {"allreduce": {"gb_s": 380.0, "base_us": 0}}},
+            "must be over 0 and at most 300",
+        ),
         ({"measured": {"allreduce": {"gb_s": 30.0, "base_us": 9}}}, "within 10x of 403"),
         ({"measured": []}, "measured must be of type dict"),
         ({"entwine_jax": "0.0.1"}, "but it is '0.0.1'"),

@@ -71,7 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the table to add to, for the default workspace (default: {default_table()})",
     )
     parser.add_argument(
-        "--json", type=output_file, metavar="FILE", help="add all times to FILE; what it holds is done"
+        "--json",
+        type=output_file,
+        metavar="FILE",
+        help="add all times to FILE; what it holds is done",
     )
 
 
