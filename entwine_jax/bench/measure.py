@@ -49,8 +49,8 @@ class Measurement:
 
     bound_us and predicted_us are None where the hardware has no profile, error_ratio where
     nothing was verified, the traced times (`bench.breakdown`) where no call could be traced.
-    `lax_reason` says why the op ran as plain lax, "" where it ran fused. matmul_us, lax_us and ours_us
-    are medians of `rounds_us`: by program, the times in all rounds.
+    `lax_reason` says why the op ran as plain lax, "" where it ran fused. matmul_us, lax_us and
+    ours_us are medians of `rounds_us`: by program, the times in all rounds.
     """
 
     shape: Shape

@@ -19,8 +19,9 @@ The fused kernel, for each launch:
     latency   flags and the last reduction, after the last byte
 
 Plain lax is launch + matmul + collective, the latter around a ring of all ranks: the more of them,
-the more steps, each with its latency; the fewer, the more slowly NCCL moves a byte. Predictions for both use the same tile time, so an
-error of the matmul rate moves both alike and the choice between them does not hang on it.
+the more steps, each with its latency; the fewer, the more slowly NCCL moves a byte. Predictions for
+both use the same tile time, so an error of the matmul rate moves both alike and the choice between
+them does not hang on it.
 """
 
 from dataclasses import dataclass

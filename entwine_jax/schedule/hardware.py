@@ -19,8 +19,8 @@ FORMAT = "entwine_jax.hardware"
 RING_ENDS = 0.4
 
 # What each step of the ring costs beside its bytes. Fitted with the collectives of the H200, whose
-# rings had at most six steps; any more are taken to cost nothing, so that lax is not made out slower
-# than it may be.
+# rings had at most six steps; any more are taken to cost nothing, so that lax is not made out
+# slower than it may be.
 RING_STEP_US = 4.0
 MOST_STEPS = 6
 
