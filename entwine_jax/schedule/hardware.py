@@ -39,8 +39,8 @@ class Collective(NamedTuple):
     base_us + steps_us(steps) + bytes each way * (1 + RING_ENDS / steps) / gb_s, or less where it is
     small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
 
-    The fewer ranks, the fewer steps and the slower a byte. Whatever number of ranks gb_s and base_us
-    come from, they hold for others.
+    The fewer ranks, the fewer steps and the slower a byte. Whatever number of ranks gb_s and
+    base_us come from, they hold for others.
 
     Attributes:
         gb_s: payload rate of the ring's steps, each way and GPU, GB/s.
@@ -124,12 +124,12 @@ def _is_positive(number: Any, kinds: type | tuple[type, ...]) -> bool:
 # weights, on one GPU.
 #
 # Collectives: whole calls of matmul and collective less the predicted matmul: 84 problems on two
-# GPUs by `tune`, the 31 of the README by `bench`, the seven core shapes twice on four; least squares
-# of log(predicted / measured), outliers damped. Mean error of the whole call: +2 to +3% on two by
-# `tune`, -2 to -4% by `bench`, whose calls last longer at a lower clock, -1 to +1% on four; root
-# mean square 5, 4 and 3%. The worst is 512, 7168, 7168 on two, 50 to 70 us: 12 to 42% too long.
-# Other numbers of GPUs were not measured; 64 rows were left out, see SMALL_BASE_US. Without a matmul
-# before them, two GPUs moved 297, 233 and 256 GB/s each way.
+# GPUs by `tune`, the 31 of the README by `bench`, the seven core shapes twice on four; least
+# squares of log(predicted / measured), outliers damped. Mean error of the whole call: +2 to +3% on
+# two by `tune`, -2 to -4% by `bench`, whose calls last longer at a lower clock, -1 to +1% on four;
+# root mean square 5, 4 and 3%. The worst is 512, 7168, 7168 on two, 50 to 70 us: 12 to 42% too
+# long. Other numbers of GPUs were not measured; 64 rows were left out, see SMALL_BASE_US. Without a
+# matmul before them, two GPUs moved 297, 233 and 256 GB/s each way.
 H200 = Hardware(
     name="H200",
     num_sms=132,
