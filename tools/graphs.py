@@ -4,6 +4,7 @@ Programs of 32 calls each, XLA making the calls or replaying them from a graph; 
 waited for, and ten runs in a row.
 """
 
+import statistics
 from functools import partial
 
 import jax
@@ -55,9 +56,10 @@ def main():
         }
         for num_runs in (1, 10):
             runs = {name: partial(in_a_row, f, x, w, num_runs) for name, f in compiled.items()}
-            us = timing.interleaved_medians(
+            rounds = timing.interleaved_times(
                 runs, calls_per_dispatch=NUM_CALLS * num_runs, num_rounds=50, seed=0
             )
+            us = {name: statistics.median(of_rounds) for name, of_rounds in rounds.items()}
             gain = us["calls"] / us["graph"]
             times = f"calls {us['calls']:7.2f}  graph {us['graph']:7.2f}  {gain:.2f}x"
             print(f"{op.name:21}{num_runs:3} runs  {times}", flush=True)
