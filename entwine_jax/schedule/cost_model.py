@@ -159,7 +159,7 @@ def bound_us(problem: Problem) -> float:
     """max(matmul alone, wire bytes / link rate), both at sustained rates, in us.
 
     A yardstick, not a limit: clocks follow the power that is drawn, and beside a matmul alone that
-    was timed in the same rounds calls came out up to 7% faster (docs/performance.md).
+    was timed in the same rounds calls came out up to 4% faster (docs/performance.md).
     """
     return max(plain_matmul_us(problem), wire_time_us(problem))
 
