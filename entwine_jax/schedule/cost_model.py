@@ -66,8 +66,8 @@ COMM_CTA_GB_S = 17.0
 MEMORY_HEAD_US, FUSED_MEMORY_HEAD_US = 3.0, 4.0
 
 # So much of an idle SM's share of the power is of use to the others: a last wave that is half full
-# takes 15% less than a full one. With it the 51 problems are right in the mean; 0.2 to 0.4 fit as
-# well.
+# takes 15% less than a full one. With it the 51 problems of the suite that `tune` timed on two
+# H200s were right in the mean; 0.2 to 0.4 fit as well.
 IDLE_SMS_GAIN = 0.3
 
 # A sender of the all-gather, in us: for each row of 4 KB, for each copy of it to a peer, and for
