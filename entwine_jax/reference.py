@@ -1,8 +1,4 @@
-"""The ops in plain lax: the definition of correct, and the path wherever no kernel runs.
-
-`w` is [k, n], or [n, k] with `w_transposed`: the transposes of the ops multiply with the transpose
-of a weight that stays as it is.
-"""
+"""The ops in plain lax: the definition of correct, and the path wherever no kernel runs."""
 
 import jax
 import jax.numpy as jnp
@@ -14,42 +10,33 @@ AxisName = str | tuple[str, ...]
 def multiply(
     x: jax.Array, w: jax.Array, *, w_transposed: bool = False, precision: str | None = None
 ) -> jax.Array:
-    """The local product of `x` [..., k] and `w`, [..., n]."""
+    """The local product [..., n] of `x` [..., k] and `w` [k, n], or [n, k] with `w_transposed`.
+
+    The transposes of the ops multiply with the transpose of a weight that stays as it is.
+    """
     if not w_transposed:
         return jnp.matmul(x, w, precision=precision)
     dimensions = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x, w, dimensions, precision=precision)
 
 
-def matmul_allreduce(
-    x: jax.Array, w: jax.Array, axis_name: AxisName, *, w_transposed: bool = False
-) -> jax.Array:
-    """`psum(x @ w, axis_name)` for local shards `x` [..., m, k] and `w`."""
-    return lax.psum(multiply(x, w, w_transposed=w_transposed), axis_name)
+def matmul_allreduce(x: jax.Array, w: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`psum(x @ w, axis_name)` for local shards `x` [..., m, k] and `w` [k, n]."""
+    return lax.psum(multiply(x, w), axis_name)
 
 
 def matmul_reducescatter(
-    x: jax.Array,
-    w: jax.Array,
-    axis_name: AxisName,
-    *,
-    scatter_dimension: int = -2,
-    w_transposed: bool = False,
+    x: jax.Array, w: jax.Array, axis_name: AxisName, *, scatter_dimension: int = -2
 ) -> jax.Array:
-    """`psum_scatter(x @ w, axis_name, tiled=True)` for local shards `x` [..., m, k] and `w`."""
-    return scatter(multiply(x, w, w_transposed=w_transposed), axis_name, scatter_dimension)
+    """`psum_scatter(x @ w, axis_name, tiled=True)` for local shards `x` [..., m, k], `w` [k, n]."""
+    return scatter(multiply(x, w), axis_name, scatter_dimension)
 
 
 def allgather_matmul(
-    x: jax.Array,
-    w: jax.Array,
-    axis_name: AxisName,
-    *,
-    gather_dimension: int = -2,
-    w_transposed: bool = False,
+    x: jax.Array, w: jax.Array, axis_name: AxisName, *, gather_dimension: int = -2
 ) -> jax.Array:
-    """`all_gather(x, axis_name, tiled=True) @ w` for local shards `x` [..., m, k] and `w`."""
-    return multiply(gather(x, axis_name, gather_dimension), w, w_transposed=w_transposed)
+    """`all_gather(x, axis_name, tiled=True) @ w` for local shards `x` [..., m, k], `w` [k, n]."""
+    return multiply(gather(x, axis_name, gather_dimension), w)
 
 
 def scatter(y: jax.Array, axis_name: AxisName, dimension: int) -> jax.Array:
