@@ -18,6 +18,7 @@ from entwine_jax.schedule.simulate.rank import (
 )
 from entwine_jax.schedule.simulate.rates import (
     COMPLETION_US,
+    EPILOGUE_US,
     PACED_PUSH_GB_S,
     PUSH_GB_S,
     SLOWDOWN,
@@ -166,7 +167,7 @@ class ComputeCta(Cta):
             return
         since, tile, last = self._accumulated
         start = max(since, self._buffer_free_us)
-        end = start + self.rank.world.rates.epilogue_us
+        end = start + EPILOGUE_US
         self.rank.record(Kind.EPILOGUE, start, end, tile, self.index, FIRST_MATH_WARP)
         self._accumulated = self._buffer_free_us = None
         place = self.rank.tiles[tile]

@@ -62,17 +62,16 @@ SLOWDOWN = 0.5
 
 @dataclass(frozen=True)
 class Rates:
-    """Times in us of the steps of one launch, and bytes per us of the link."""
+    """What problem and schedule decide of the steps: times in us, bytes per us of the link."""
 
     link_bytes_per_us: float
     flag_us: float
-    epilogue_us: float
     num_turns: int
     """Of the paced pushes: one for each slot of an owner that one wave of items fills."""
 
 
 def rates_of(problem: Problem, schedule: Schedule) -> Rates:
-    """The times of one launch."""
+    """Those of one launch."""
     hardware, num_ranks = problem.hardware, problem.num_ranks
     link_factor = tile_factor(schedule, NARROW_TILE_LINK_RATE)
     if problem.op == ALLGATHER:
@@ -80,7 +79,6 @@ def rates_of(problem: Problem, schedule: Schedule) -> Rates:
     return Rates(
         link_bytes_per_us=hardware.store_link_gb_s * BYTES_PER_US_AT_1_GB_S * link_factor,
         flag_us=hardware.flag_latency_us,
-        epilogue_us=EPILOGUE_US,
         num_turns=ceil_div(hardware.num_sms, num_ranks),
     )
 
