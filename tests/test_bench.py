@@ -16,7 +16,9 @@ from entwine_jax.bench import breakdown, measure, programs, report, timing, veri
 from entwine_jax.bench.cases import CORE, HELD_OUT, SUITE, Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.ops import AXIS, OPS, TimedOp
+from entwine_jax.problem_arguments import OP_NAMES
 from entwine_jax.schedule import H200, Problem, Schedule
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import together_us
 from entwine_jax.trace.record import CannotTraceError, Measured
@@ -131,7 +133,7 @@ def wrong_from_16_rows(monkeypatch):
 
 
 @pytest.mark.usefixtures("wrong_from_16_rows")
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OP_NAMES)
 def test_wrong_result_stops_the_command(op, capsys, tmp_path):
     file = tmp_path / "bench.csv"
     arguments = ["--op", op, "--shapes", "64,8,32", "--csv", str(file)]
@@ -171,14 +173,14 @@ def verify_call(op, call, shape=SMALL):
 
 
 def test_ranks_that_differ_are_a_wrong_result():
-    psum = OPS["ar"].calls(None)["lax"]
+    psum = OPS[ALLREDUCE].calls(None)["lax"]
 
     def differ(x, w):
         one_bit_more = jnp.where(jax.lax.axis_index(AXIS) == 2, 1.01, 1.0)
         return psum(x, w) * one_bit_more.astype(x.dtype)
 
-    assert verify_call(OPS["ar"], psum).ranks_equal
-    assert not verify_call(OPS["ar"], differ).ranks_equal
+    assert verify_call(OPS[ALLREDUCE], psum).ranks_equal
+    assert not verify_call(OPS[ALLREDUCE], differ).ranks_equal
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
@@ -191,7 +193,7 @@ def test_results_of_ranks_that_swapped_places_are_wrong(op, shape):
         return jax.lax.ppermute(honest(x, w), AXIS, [(0, 1), (1, 0), (2, 2), (3, 3)])
 
     assert verify_call(op, honest, shape).holds
-    assert verify_call(op, swapped, shape).holds == (op.short == "ar")
+    assert verify_call(op, swapped, shape).holds == (op.name == ALLREDUCE)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
@@ -202,20 +204,24 @@ def test_nothing_is_taken_out_of_the_timed_loop(op):
     timed = programs.make_programs(mesh, op, op.calls(None))["lax"]
     program = programs.repeated(timed, num_calls=8)
     text = program.lower(inputs.x, inputs.weights).compile().as_text()
-    collective = {"ar": "all-reduce(", "rs": "reduce-scatter(", "ag": "all-gather("}[op.short]
+    collective = {
+        ALLREDUCE: "all-reduce(",
+        REDUCESCATTER: "reduce-scatter(",
+        ALLGATHER: "all-gather(",
+    }[op.name]
     body = max(text.split("\n\n"), key=lambda part: part.count(f" {collective}"))
     assert body.count(f" {collective}") == programs.NUM_WEIGHTS
     assert "%while" in text
     for result, w in zip(program(inputs.x, inputs.weights), inputs.weights, strict=True):
         expected = np.asarray(inputs.x) @ np.asarray(w)
         found = np.asarray(result)
-        if op.short == "ag":  # columns of the ranks, one below the other
+        if op.name == ALLGATHER:  # columns of the ranks, one below the other
             found = np.concatenate(np.split(found, 4), axis=1)
         np.testing.assert_allclose(found[: shape.m], expected, atol=1e-4)
 
 
 def test_allgather_is_timed_against_a_matmul_of_the_whole_x():
-    op, shape = OPS["ag"], Shape(16, 24, 128)
+    op, shape = OPS[ALLGATHER], Shape(16, 24, 128)
     mesh = programs.make_mesh(4)
     inputs = programs.make_inputs(mesh, op, shape, jnp.dtype(jnp.float32), seed=0)
     timed = programs.make_programs(mesh, op, op.calls(None))

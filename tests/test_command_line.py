@@ -5,6 +5,7 @@ from entwine_jax import argument_types, runtime
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.ops import OPS
 from entwine_jax.runtime import Check
+from entwine_jax.schedule.problem import ALLGATHER
 
 
 def test_doctor_names_what_is_missing_and_what_helps(monkeypatch, capsys):
@@ -82,7 +83,7 @@ def test_a_file_that_may_not_be_written_is_refused_before_anything_runs(monkeypa
 )
 def test_help_says_which_sizes_the_allgather_swaps(command, said, capsys):
     # And so it is:
-    problem = OPS["ag"].problem(Shape(m=8, n=16, k=32), num_ranks=4)
+    problem = OPS[ALLGATHER].problem(Shape(m=8, n=16, k=32), num_ranks=4)
     assert (problem.n, problem.k) == (32, 16)
     with pytest.raises(SystemExit):
         command_line.main([command, "--help"])

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from entwine_jax.bench.ops import OPS
 from entwine_jax.bench.report import markers
+from entwine_jax.problem_arguments import OP_NAMES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -30,7 +30,7 @@ def test_python_code_runs():
 
 
 def test_tables_have_their_markers():
-    for op, num_ranks in itertools.product(OPS, (2, 4)):
+    for op, num_ranks in itertools.product(OP_NAMES, (2, 4)):
         begin, end = markers(num_ranks, op)
         assert README.index(begin) < README.index(end)
 

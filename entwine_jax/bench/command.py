@@ -12,7 +12,7 @@ from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
 from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.bench.progress import progress
-from entwine_jax.problem_arguments import SHAPES_HELP, add_op_argument
+from entwine_jax.problem_arguments import OP_NAMES, SHAPES_HELP, add_op_argument
 from entwine_jax.schedule import Schedule
 from entwine_jax.trace.record import CannotTraceError
 
@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
     A wrong result ends it with what was measured before, and leaves the Markdown file alone.
     """
+    op = OPS[OP_NAMES[args.op]]
     try:
-        shapes = OPS[args.op].suite if args.shapes is None else args.shapes
-        num_ranks = _check(args, shapes, OPS[args.op])
+        shapes = op.suite if args.shapes is None else args.shapes
+        num_ranks = _check(args, shapes, op)
         settings = Settings(
             op=args.op,
             dtype=args.dtype,
@@ -102,7 +103,7 @@ def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> 
         if reason is not None:
             raise ValueError(f"shape {shape}: {reason}")
     if args.markdown is not None:
-        begin, end = report.markers(num_ranks, op.short)
+        begin, end = report.markers(num_ranks, args.op)
         document = args.markdown.read_text()
         if begin not in document or end not in document:
             raise ValueError(f"--markdown {args.markdown}: must hold the lines {begin} and {end}")

@@ -13,6 +13,7 @@ from entwine_jax.bench import programs, timing, verify
 from entwine_jax.bench.breakdown import trace_breakdown
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.ops import OPS, TimedOp
+from entwine_jax.problem_arguments import OP_NAMES
 from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
 from entwine_jax.schedule.cost_model import predict, predict_lax, wire_time_us
 
@@ -22,7 +23,7 @@ class Settings:
     """What the user asks of every measurement.
 
     Attributes:
-        op: which op, by its short name.
+        op: which op, by its name on the command line.
         dtype: name of the dtype of x, w and the result.
         num_rounds: interleaved rounds.
         fewest_calls: calls of one dispatch at least; more where calls are short.
@@ -40,7 +41,7 @@ class Settings:
     @property
     def timed_op(self) -> TimedOp:
         """What is timed of the op."""
-        return OPS[self.op]
+        return OPS[OP_NAMES[self.op]]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is timed of each op: its operands, plain lax beside it, and the name of its table."""
+"""What is timed of each op: its operands, and plain lax beside it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ class TimedOp:
 
     Attributes:
         name: of the op.
-        short: on the command line and in the markers of tables.
         lax_label: what the column of plain lax is called.
         x_spec: how x is sharded.
         whole_x_spec: how the matmul alone has x.
@@ -34,7 +33,6 @@ class TimedOp:
     """
 
     name: str
-    short: str
     lax_label: str
     x_spec: P
     whole_x_spec: P
@@ -85,10 +83,10 @@ def _fused(name: str, schedule: Schedule | None) -> Call:
 _COLUMNS, _ROWS = P(None, AXIS), P(AXIS, None)
 
 OPS = {
-    op.short: op
+    op.name: op
     for op in (
-        TimedOp(ALLREDUCE, "ar", "+ psum", _COLUMNS, _COLUMNS, _ROWS, SUITE),
-        TimedOp(REDUCESCATTER, "rs", "+ psum_scatter", _COLUMNS, _COLUMNS, _ROWS, CORE),
-        TimedOp(ALLGATHER, "ag", "+ all_gather", _ROWS, P(), _COLUMNS, CORE),
+        TimedOp(ALLREDUCE, "+ psum", _COLUMNS, _COLUMNS, _ROWS, SUITE),
+        TimedOp(REDUCESCATTER, "+ psum_scatter", _COLUMNS, _COLUMNS, _ROWS, CORE),
+        TimedOp(ALLGATHER, "+ all_gather", _ROWS, P(), _COLUMNS, CORE),
     )
 }

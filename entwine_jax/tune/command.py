@@ -14,7 +14,7 @@ from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.bench.ops import OPS
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
-from entwine_jax.problem_arguments import SHAPES_HELP, add_op_argument
+from entwine_jax.problem_arguments import OP_NAMES, SHAPES_HELP, add_op_argument
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.document import RefusedError
 from entwine_jax.schedule.legality import FUSED_DTYPES, MIN_RANKS
@@ -118,7 +118,7 @@ def _problems(args: argparse.Namespace, num_ranks: int) -> list[Problem]:
         raise ValueError(f"--ranks {num_ranks} (default: all devices): must be 2 or more")
     if not args.shapes:
         raise ValueError("--shapes: must hold at least one shape")
-    op = OPS[args.op]
+    op = OPS[OP_NAMES[args.op]]
     problems = []
     for shape in dict.fromkeys(args.shapes):
         reason = op.why_not(shape, num_ranks)

@@ -58,7 +58,7 @@ class GpuTimer:
 
 def _lax_program(problem: Problem) -> tuple[int, Callable[[], object]]:
     """The number of calls of a dispatch, and the dispatch."""
-    (op,) = (op for op in OPS.values() if op.name == problem.op)
+    op = OPS[problem.op]
     n, k = (problem.k, problem.n) if problem.op == ALLGATHER else (problem.n, problem.k)
     mesh = programs.make_mesh(problem.num_ranks)
     shape = Shape(problem.m, n, k)
