@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from entwine_jax.bench import programs, timing
-from entwine_jax.bench.ops import AXIS, Call
+from entwine_jax.bench.ops import AXIS, Call, matmul
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.tune.gpu import GpuTimer
@@ -33,10 +33,6 @@ class JaxProbes:
 
     def matmul_us(self, m: int, n: int, k: int) -> float:
         """Of x [m, k] @ w [k, n] in bfloat16 on every GPU; four weights take turns."""
-
-        def matmul(x, w):
-            return jnp.dot(x, w, preferred_element_type=x.dtype)
-
         return self._call_us(matmul, (m, k), (k, n), P())
 
     def collective_us(self, op: str, m: int, n: int) -> float:
