@@ -26,6 +26,7 @@ them does not hang on it.
 
 from dataclasses import dataclass
 
+from entwine_jax.schedule.hardware import BYTES_PER_US_AT_1_GB_S
 from entwine_jax.schedule.layout import (
     GATHER_COLUMNS,
     ceil_div,
@@ -85,8 +86,6 @@ SENDERS_SLOWDOWN = 0.04
 # by how much longer than evenly dealt it takes until the first columns are there.
 BAND_SLACK = 0.5
 FIRST_COLUMNS_FACTOR = 2.0
-
-BYTES_PER_US_AT_1_GB_S = 1e3
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from entwine_jax.schedule.document import RefusedError, body, head, record
 
 FORMAT = "entwine_jax.hardware"
 
+BYTES_PER_US_AT_1_GB_S = 1e3
+
 # What NCCL's ring takes beside its steps, in times of one; presumably it fills and drains. An
 # earlier fit; with what a step costs, 0.25 fits as well.
 RING_ENDS = 0.4
@@ -52,9 +54,9 @@ class Collective(NamedTuple):
 
     def time_us(self, num_bytes: float, num_steps: int) -> float:
         """Time for so many bytes each way, in so many steps of the ring, in us."""
-        small_us = SMALL_BASE_US + num_bytes / (SMALL_GB_S * 1e3)
-        base_us = self.base_us + steps_us(num_steps)
-        return min(small_us, base_us + ring_bytes(num_bytes, num_steps) / (self.gb_s * 1e3))
+        small_us = SMALL_BASE_US + num_bytes / (SMALL_GB_S * BYTES_PER_US_AT_1_GB_S)
+        bytes_us = ring_bytes(num_bytes, num_steps) / (self.gb_s * BYTES_PER_US_AT_1_GB_S)
+        return min(small_us, self.base_us + steps_us(num_steps) + bytes_us)
 
 
 def steps_us(num_steps: int) -> float:

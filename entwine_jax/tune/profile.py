@@ -15,8 +15,13 @@ flag_latency_us and launch_us cannot be told apart from outside a kernel; they s
 from collections.abc import Callable
 from typing import Protocol
 
-from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
-from entwine_jax.schedule.hardware import Collective, Hardware, ring_bytes, steps_us
+from entwine_jax.schedule.hardware import (
+    BYTES_PER_US_AT_1_GB_S,
+    Collective,
+    Hardware,
+    ring_bytes,
+    steps_us,
+)
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
 from entwine_jax.schedule.schedule import Schedule
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from entwine_jax.schedule.cost_model import BYTES_PER_US_AT_1_GB_S
+from entwine_jax.schedule.hardware import BYTES_PER_US_AT_1_GB_S
 from entwine_jax.schedule.simulate.links import Message
 from entwine_jax.schedule.simulate.rank import (
     FIRST_MATH_WARP,

@@ -8,12 +8,12 @@ calls on two and four H200s, together, and describe no step by itself.
 from dataclasses import dataclass
 
 from entwine_jax.schedule.cost_model import (
-    BYTES_PER_US_AT_1_GB_S,
     NARROW_TILE_LINK_RATE,
     memory_time_us,
     tile_factor,
     tile_time_us,
 )
+from entwine_jax.schedule.hardware import BYTES_PER_US_AT_1_GB_S
 from entwine_jax.schedule.layout import ceil_div, num_tiles
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
