@@ -17,6 +17,7 @@ from entwine_jax.schedule.cost_model import bound_us, plain_matmul_us, predict, 
 from entwine_jax.schedule.layout import ceil_div
 from entwine_jax.schedule.legality import ALIGNMENT
 from entwine_jax.schedule.problem import ALLGATHER, OPS, REDUCESCATTER
+from entwine_jax.schedule.schedule import TILE_WIDTHS
 from entwine_jax.schedule.simulate import simulate
 
 NUM_RANKS = (2, 4, 8, 16, 72)
@@ -61,7 +62,7 @@ def best(problem: Problem) -> Point:
     """Of wide and narrow tiles, with one spare warp, in one launch; all-gather: of SENDERS too."""
     times = (
         simulate(problem, Schedule(tile_n=tile_n, num_senders=num_senders)).total_us
-        for tile_n in (256, 128)
+        for tile_n in TILE_WIDTHS
         for num_senders in (SENDERS if problem.op == ALLGATHER else (0,))
     )
     return Point(problem, min(times))

@@ -7,10 +7,9 @@ from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.layout import ceil_div, last_wave, launches, num_tiles
 from entwine_jax.schedule.legality import MAX_SOURCES, Rejection, fit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
-from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.schedule import TILE_WIDTHS, Schedule
 
-# tile_n. Equally cheap schedules are preferred in the order of these lists.
-TILE_WIDTHS = (256, 128)
+# Equally cheap schedules are preferred in the order of TILE_WIDTHS and of these lists.
 
 # (num_comm_ctas, num_spare_warps), the usual one first. Spare warps keep up with the links alone;
 # dedicated CTAs pay where they cost no extra wave: 4 do so at power-of-two shapes. Mixing the two

@@ -39,7 +39,7 @@ from entwine_jax.schedule.layout import (
     num_tiles,
 )
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
-from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.schedule import TILE_WIDTHS, Schedule
 
 # 128x128 tiles against 128x256 ones: each element of shared memory feeds fewer multiplications.
 # The fused kernel's measured matmul times are 1 to 8% apart.
@@ -175,7 +175,7 @@ def plain_matmul_us(problem: Problem) -> float:
     """
     num_sms = problem.hardware.num_sms
     times = []
-    for schedule in (Schedule(tile_n=256), Schedule(tile_n=128)):
+    for schedule in (Schedule(tile_n=tile_n) for tile_n in TILE_WIDTHS):
         # Its tiles know nothing of the blocks that the ranks scatter or gather.
         num_tiles_m = ceil_div(problem.m, schedule.tile_m)
         tiles = num_tiles_m * ceil_div(problem.n_local, schedule.tile_n)

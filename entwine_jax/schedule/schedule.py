@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 TILE_M = 128
-_TILE_N = (128, 256)
+TILE_WIDTHS = (256, 128)  # the usual one first
 
 MAX_ROWS = 2**31
 
@@ -61,7 +61,7 @@ class Schedule:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ValueError(f"Schedule.{name} = {value!r}: must be an int")
         self._require("tile_m", self.tile_m == TILE_M, "must be 128")
-        self._require("tile_n", self.tile_n in _TILE_N, "must be 128 or 256")
+        self._require("tile_n", self.tile_n in TILE_WIDTHS, "must be 128 or 256")
         self._require_range("num_comm_ctas", 0, 64)
         self._require_range("num_senders", 0, 64)
         self._require_range("num_spare_warps", 0, 2)

@@ -11,7 +11,7 @@ from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.explain import Explanation
 from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.problem import ALLGATHER
-from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.schedule import TILE_WIDTHS, Schedule
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, ctas_of
 
@@ -89,7 +89,7 @@ def draw_explanation(path: Path, explanation: Explanation, slot_bytes: int) -> N
 def _draw_costs(axes: Axes, explanation: Explanation, schedule: Schedule, slot_bytes: int) -> None:
     problem = explanation.problem
     field, label, numbers_drawn = SENDERS if problem.op == ALLGATHER else COMM_CTAS
-    for tile_n in (256, 128):
+    for tile_n in TILE_WIDTHS:
         runs = [
             fit(problem, _neighbour(schedule, tile_n, field, number), slot_bytes)
             for number in numbers_drawn
