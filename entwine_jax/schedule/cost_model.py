@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 from entwine_jax.schedule.hardware import BYTES_PER_US_AT_1_GB_S
 from entwine_jax.schedule.layout import (
-    GATHER_COLUMNS,
     ceil_div,
     last_items,
     last_wave,
     launches,
     num_bands_sent,
+    num_column_parts,
     num_gemm_ctas,
     num_senders,
     num_tiles,
@@ -255,14 +255,14 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     """One launch of an op that gathers its rows: its own come first, and hide the first bytes."""
     hardware, num_peers = problem.hardware, problem.num_ranks - 1
     tiles = num_tiles(problem, schedule)
-    num_parts = ceil_div(problem.k_local, GATHER_COLUMNS)
+    num_parts = num_column_parts(problem)
     tile_us = _op_tile_time_us(problem, schedule)
     senders = num_senders(problem, schedule)
     slowdown = 1 + SENDERS_SLOWDOWN * num_peers * senders / hardware.num_sms
     matmul_us = max(
         waves_time(tiles, hardware.num_sms) * tile_us * slowdown, memory_time_us(problem)
     )
-    sent_gb_s = min(hardware.store_link_gb_s, senders * _sender_gb_s(problem, num_parts))
+    sent_gb_s = min(hardware.store_link_gb_s, senders * _sender_gb_s(problem))
     link_us = problem.wire_bytes / (sent_gb_s * BYTES_PER_US_AT_1_GB_S)
     if tiles < hardware.num_sms * problem.num_ranks:
         # SMs that begin with rows of others hold up all.
@@ -296,11 +296,11 @@ def _waits_for_bands_us(
     return max(first_us, last_us, 0.0)
 
 
-def _sender_gb_s(problem: Problem, num_parts: int) -> float:
+def _sender_gb_s(problem: Problem) -> float:
     """What one sender of the all-gather sends to all peers together."""
     num_peers = problem.num_ranks - 1
     unit_us = SENDER_UNIT_US + sender_rows_us(ROWS_PER_UNIT, num_peers)
-    row_bytes = problem.k_local * problem.item_bytes / num_parts
+    row_bytes = problem.k_local * problem.item_bytes / num_column_parts(problem)
     num_bytes = ROWS_PER_UNIT * row_bytes * num_peers
     return num_bytes / (unit_us * SENDER_BUSY_FACTOR * BYTES_PER_US_AT_1_GB_S)
 

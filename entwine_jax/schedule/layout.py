@@ -63,16 +63,25 @@ def num_senders(problem: Problem, schedule: Schedule) -> int:
     return schedule.num_senders or max(problem.hardware.num_sms // 2, 1)
 
 
-def num_bands_sent(problem: Problem, schedule: Schedule) -> int:
-    """All-gather: bands of tile rows in which a rank sends its rows, column by column in each."""
-    rows = _num_tile_rows(problem, schedule)
+def tile_rows_of_band_sent(problem: Problem, schedule: Schedule) -> int:
+    """All-gather: a rank sends its rows in bands of so many tile rows, part of columns by part."""
     num_peers = max(problem.num_ranks - 1, 1)
-    return ceil_div(rows, min(ceil_div(schedule.raster, num_peers), rows))
+    return min(ceil_div(schedule.raster, num_peers), _num_tile_rows(problem, schedule))
+
+
+def num_bands_sent(problem: Problem, schedule: Schedule) -> int:
+    """All-gather: such bands of one rank."""
+    return ceil_div(_num_tile_rows(problem, schedule), tile_rows_of_band_sent(problem, schedule))
+
+
+def num_column_parts(problem: Problem) -> int:
+    """All-gather: parts of the columns of x, each of which is sent and waited for by itself."""
+    return ceil_div(problem.k_local, GATHER_COLUMNS)
 
 
 def num_pieces(problem: Problem, schedule: Schedule) -> int:
     """Pieces in which the all-gather sends the rows of one rank."""
-    return _num_tile_rows(problem, schedule) * ceil_div(problem.k_local, GATHER_COLUMNS)
+    return _num_tile_rows(problem, schedule) * num_column_parts(problem)
 
 
 def needed_slot_bytes(problem: Problem, schedule: Schedule) -> int:

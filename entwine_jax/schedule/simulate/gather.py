@@ -9,7 +9,7 @@ from entwine_jax.schedule.cost_model import (
     SENDER_UNIT_US,
     sender_rows_us,
 )
-from entwine_jax.schedule.layout import GATHER_COLUMNS, ceil_div
+from entwine_jax.schedule.layout import GATHER_COLUMNS
 from entwine_jax.schedule.simulate.links import Message
 from entwine_jax.schedule.simulate.rank import FIRST_SPARE_WARP, Cta, Rank
 from entwine_jax.schedule.simulate.rates import COMPLETION_US, STAGE_US
@@ -30,7 +30,7 @@ class Gather:
         tile_m: int,
         k: int,
         item_bytes: int,
-        raster: int,
+        rows_of_band: int,
     ) -> None:
         self._rank = rank
         self._num_senders = num_senders
@@ -39,16 +39,16 @@ class Gather:
         self._item_bytes = item_bytes
         num_ranks = len(rank.world.ranks)
         self._peers = [(rank.index + i) % num_ranks for i in range(1, num_ranks)]
-        self._num_parts = ceil_div(k, GATHER_COLUMNS)
+        widths = [min(GATHER_COLUMNS, k - first) for first in range(0, k, GATHER_COLUMNS)]
+        self._shares = tuple(width / k for width in widths)
+        self._num_parts = len(widths)
         self._units_per_piece = tile_m // ROWS_PER_UNIT
         self._num_units = len(valid_rows) * self._num_parts * self._units_per_piece
-        self._rows_of_band = min(ceil_div(raster, num_ranks - 1), len(valid_rows))
+        self._rows_of_band = rows_of_band
         self._next_unit = 0
         self._num_sent: dict[tuple[int, int], int] = defaultdict(int)
         self._arrived: set[Piece] = set()
         self._waiting: dict[Piece, list[Callable[[float], None]]] = defaultdict(list)
-        widths = [min(GATHER_COLUMNS, k - first) for first in range(0, k, GATHER_COLUMNS)]
-        self._shares = tuple(width / k for width in widths)
         self.gathers: Sequence[Gather] = ()
         """Of all ranks."""
         self.peers_started_us = 0.0

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entwine_jax.schedule.layout import ceil_div, launches, num_gemm_ctas, num_senders
+from entwine_jax.schedule.layout import (
+    ceil_div,
+    launches,
+    num_gemm_ctas,
+    num_senders,
+    tile_rows_of_band_sent,
+)
 from entwine_jax.schedule.legality import why_unfit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
@@ -192,7 +198,7 @@ def _add_gather_ctas(world: World, problem: Problem, schedule: Schedule) -> None
             schedule.tile_m,
             problem.k_local,
             problem.item_bytes,
-            schedule.raster,
+            tile_rows_of_band_sent(problem, schedule),
         )
         for rank in world.ranks
     ]
