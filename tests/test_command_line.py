@@ -30,11 +30,6 @@ def test_doctor_says_that_it_cannot_run_without_gpus(capsys):
     assert "STOP" in capsys.readouterr().out
 
 
-def test_explain(capsys):
-    assert command_line.main(["explain", "--m=8192", "--n=8192", "--k=8192", "--ranks=2"]) == 0
-    assert "because" in capsys.readouterr().out
-
-
 SIZES = ["--m=8192", "--n=8192", "--k=8192", "--ranks=2"]
 
 
