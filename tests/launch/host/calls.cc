@@ -66,8 +66,9 @@ int main() {
   PeerWindow window{};
   Schedule s{};
   while (std::cin >> op >> num_ranks >> num_ctas >> slot_bytes >> window.max_slots >> m >> n >> k >>
-         num_batches >> s.tile_m >> s.tile_n >> s.num_comm_ctas >> s.num_senders >> s.num_spare_warps >> s.raster >>
-         s.push_spread >> s.narrow_tail >> s.split_k >> s.rows_per_launch) {
+         num_batches >> s.tile_m >> s.tile_n >> s.num_comm_ctas >> s.num_senders >>
+         s.num_spare_warps >> s.raster >> s.push_spread >> s.narrow_tail >> s.split_k >>
+         s.rows_per_launch) {
     window.num_ranks = num_ranks;
     window.parity_bytes = slot_bytes / 2;
     const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
