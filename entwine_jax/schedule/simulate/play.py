@@ -5,8 +5,7 @@ pushes, with the turns of the paced pushes; links queue what is sent, out of eve
 every GPU; flags take their time; spare warps, communication CTAs and the warps that have run out of
 tiles reduce and forward, or send the rows that the all-gather's tiles wait for, in the order of
 `ffi/kernels/comm.cuh` and `gather.cuh`; the owner's tiles of the last wave are summed by the CTA
-that made them. Unlike the kernel it takes up to 72 ranks, and
-ranks may differ.
+that made them. Unlike the kernel it takes up to 72 ranks, and ranks may differ.
 
 The queues are those of messages of a tile or a unit, not of packets, and the caches and the
 memory of a GPU appear only in the times of steps (`rates`).
