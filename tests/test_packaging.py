@@ -63,8 +63,8 @@ def test_links_no_cuda_library(compiled):
         assert not any(library in line for line in needed)
 
 
-@pytest.mark.skipif(CUOBJDUMP is None, reason="cuobjdump is not installed")
 def test_device_code_is_for_sm_90a(cuda_build):
+    assert CUOBJDUMP, "cuobjdump, of the CUDA toolkit that built the module, must be on the PATH"
     images = output(CUOBJDUMP, "--list-elf", cuda_build.__file__).splitlines()
     assert images
     assert all("sm_90a" in image for image in images)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from entwine_jax.bench.report import markers
 from entwine_jax.problem_arguments import OP_NAMES
+from entwine_jax.version import CALL_VERSION
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -27,6 +28,13 @@ def test_python_code_runs():
         [sys.executable, "-c", "\n".join(pieces)], env=environment, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_versions_of_the_calls_are_those_of_the_package():
+    documents = README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    found = [v for text in documents for v in re.findall(r"(?:>|\}|_\w+)\.v(\d+)\b", text)]
+    assert found
+    assert set(found) == {str(CALL_VERSION)}
 
 
 def test_tables_have_their_markers():

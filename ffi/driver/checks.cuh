@@ -39,10 +39,16 @@ __global__ void fill_random(Element* out, size_t size, uint64_t seed, float scal
   }
 }
 
+// What rounding to the element type may change: a share of the value, and of subnormal ones half their
+// spacing.
+struct Rounding {
+  double share, least;
+};
+
 // Compares sampled elements of x @ w with a float64 dot product, one block a sample.
 template <class Element>
 __global__ void check_partial(const Element* x, const Element* w, const Element* product, int64_t m,
-                              int64_t n, int64_t k, bool w_transposed, double unit_roundoff,
+                              int64_t n, int64_t k, bool w_transposed, Rounding rounding,
                               unsigned long long* wrong) {
   const uint64_t hash = (blockIdx.x + 1) * 0x9e3779b97f4a7c15ull;
   // The corners first: where tiles are cut off.
@@ -66,7 +72,8 @@ __global__ void check_partial(const Element* x, const Element* w, const Element*
     magnitude += magnitudes[i];
   }
   // One rounding to the element type, and float32 accumulation over k terms.
-  const double allowed = fabs(sum) * unit_roundoff * 1.01 + magnitude * 0x1p-19;
+  const double allowed =
+      fmax(fabs(sum) * rounding.share, rounding.least) * 1.01 + magnitude * 0x1p-19;
   const double seen = to_float(product[row * n + column]);
   if (!(fabs(seen - sum) <= allowed)) atomicAdd(wrong, 1ull);
 }

@@ -285,7 +285,8 @@ class VirtualRanks : public Ranks {
   // of k are products with an x that is zero outside of the part.
   void make_products() {
     constexpr int kNumSamples = 1024;
-    const double unit_roundoff = std::is_same_v<Element, __half> ? 0x1p-11 : 0x1p-8;
+    constexpr bool kIsHalf = std::is_same_v<Element, __half>;
+    constexpr Rounding kRounding{kIsHalf ? 0x1p-11 : 0x1p-8, kIsHalf ? 0x1p-25 : 0x1p-134};
     const int num_calls = kNumSets * static_cast<int>(request_.problems.size());
     for (Rank& rank : ranks_) {
       check_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
@@ -319,7 +320,7 @@ class VirtualRanks : public Ranks {
           check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
               x->template as<Element>(), buffers.w->template as<Element>(),
               product.template as<Element>(), problem.m, problem.n, problem.k, problem.w_transposed,
-              unit_roundoff, rank.wrong->template as<unsigned long long>());
+              kRounding, rank.wrong->template as<unsigned long long>());
         }
       }
     }
