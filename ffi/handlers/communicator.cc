@@ -38,22 +38,51 @@ void check_nccl(int result, const char* what) {
 
 constexpr size_t kMaxExchangeBytes = 64;
 
-// One a device, kept: an allocation beside running kernels might wait for them.
-char* exchange_buffer() {
-  static std::mutex mutex;
-  static std::map<int, char*> buffers;
-  const std::lock_guard lock(mutex);
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  char*& buffer = buffers[device];
-  if (buffer == nullptr) {
+// Buffers that no exchange is using, by device. Never destroyed: threads of XLA may outlive statics.
+struct SpareBuffers {
+  std::mutex mutex;
+  std::map<int, std::vector<char*>> of_device;
+};
+
+SpareBuffers& spare_buffers() {
+  static auto* instance = new SpareBuffers;
+  return *instance;
+}
+
+// Memory of the current device for one exchange, since several programs may begin on a device at once.
+// What is given back is kept: an allocation beside running kernels might wait for them.
+class ExchangeBuffer {
+ public:
+  ExchangeBuffer() {
+    check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+    {
+      const std::lock_guard lock(spare_buffers().mutex);
+      std::vector<char*>& spare = spare_buffers().of_device[device_];
+      if (!spare.empty()) {
+        mine_ = spare.back();
+        spare.pop_back();
+        return;
+      }
+    }
     void* allocated = nullptr;
     check_cuda(cudaMalloc(&allocated, (kMaxRanks + 1) * kMaxExchangeBytes),
                "allocating for the exchange of addresses");
-    buffer = static_cast<char*>(allocated);
+    mine_ = static_cast<char*>(allocated);
   }
-  return buffer;
-}
+  ~ExchangeBuffer() {
+    const std::lock_guard lock(spare_buffers().mutex);
+    spare_buffers().of_device[device_].push_back(mine_);
+  }
+  ExchangeBuffer(const ExchangeBuffer&) = delete;
+  ExchangeBuffer& operator=(const ExchangeBuffer&) = delete;
+
+  char* mine() const { return mine_; }
+  char* all() const { return mine_ + kMaxExchangeBytes; }
+
+ private:
+  int device_ = 0;
+  char* mine_ = nullptr;
+};
 
 }  // namespace
 
@@ -104,7 +133,7 @@ NcclExchange::NcclExchange(void* communicator, cudaStream_t stream)
   check_nccl(nccl_function<Ask>("ncclCommCount")(communicator, &num_ranks_), "ncclCommCount");
 }
 
-void NcclExchange::prepare() { exchange_buffer(); }
+void NcclExchange::prepare() { const ExchangeBuffer kept; }
 
 void NcclExchange::all_gather(const void* mine, void* all, size_t num_bytes) {
   using AllGather = int (*)(const void*, void*, size_t, int, void*, cudaStream_t);
@@ -112,15 +141,15 @@ void NcclExchange::all_gather(const void* mine, void* all, size_t num_bytes) {
   if (num_bytes > kMaxExchangeBytes || num_ranks_ > kMaxRanks) {
     throw std::runtime_error("more bytes or ranks than an exchange can take");
   }
-  char* buffer = exchange_buffer();  // mine, then all
-  check_cuda(cudaMemcpyAsync(buffer, mine, num_bytes, cudaMemcpyHostToDevice, stream_),
+  const ExchangeBuffer buffer;
+  check_cuda(cudaMemcpyAsync(buffer.mine(), mine, num_bytes, cudaMemcpyHostToDevice, stream_),
              "copying for the exchange");
-  check_nccl(nccl_function<AllGather>("ncclAllGather")(buffer, buffer + num_bytes, num_bytes,
+  check_nccl(nccl_function<AllGather>("ncclAllGather")(buffer.mine(), buffer.all(), num_bytes,
                                                        kNcclInt8, communicator_, stream_),
              "ncclAllGather");
-  check_cuda(cudaMemcpyAsync(all, buffer + num_bytes, num_ranks_ * num_bytes,
-                             cudaMemcpyDeviceToHost, stream_),
-             "copying for the exchange");
+  check_cuda(
+      cudaMemcpyAsync(all, buffer.all(), num_ranks_ * num_bytes, cudaMemcpyDeviceToHost, stream_),
+      "copying for the exchange");
   check_cuda(cudaStreamSynchronize(stream_), "exchanging addresses with the other ranks");
 }
 

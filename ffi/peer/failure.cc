@@ -57,9 +57,8 @@ std::string describe(const WaitFailure& failure) {
       counted = "phase";
       break;
   }
-  return "entwine_jax: " + in_words(failure.call) + ": " + rank + " " + what +
-         " past the deadline (" + counted + " " + std::to_string(failure.expected) + " expected, " +
-         std::to_string(failure.seen) +
+  return in_words(failure.call) + ": " + rank + " " + what + " past the deadline (" + counted +
+         " " + std::to_string(failure.expected) + " expected, " + std::to_string(failure.seen) +
          " seen). A rank did not arrive or arrived too late; the deadline is "
          "ENTWINE_JAX_DEADLINE_SECONDS, and ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
 }
@@ -72,7 +71,7 @@ void watch_for_failures() {
       while ((message = last_failure()).empty()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
-      std::fprintf(stderr, "%s\n", message.c_str());
+      std::fprintf(stderr, "entwine_jax: %s\n", message.c_str());
     }).detach();
   });
 }

@@ -100,9 +100,13 @@ const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& ex
     const Introduction& other = all[peer];
     const std::string name = "rank " + std::to_string(peer);
     if (!problem.empty()) break;
-    if (other.control == nullptr) problem = name + " could not get its workspace";
-    if (other.process != mine.process) problem = name + " is in another process";
-    if (other.slot_bytes != mine.slot_bytes) problem = name + " has a workspace of another size";
+    if (other.control == nullptr) {
+      problem = name + " could not get its workspace";
+    } else if (other.process != mine.process) {
+      problem = name + " is in another process";
+    } else if (other.slot_bytes != mine.slot_bytes) {
+      problem = name + " has a workspace of another size";
+    }
     window.control[peer] = other.control;
     window.slots[peer] = other.slots;
     if (problem.empty() && other.device != mine.device) {
@@ -120,8 +124,8 @@ const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& ex
     if (bads[peer] != 0) problem = "rank " + std::to_string(peer) + " could not be set up";
   }
   if (!problem.empty()) {
-    throw std::runtime_error("entwine_jax: no workspace for rank " + std::to_string(rank) + ": " +
-                             problem + ". ENTWINE_JAX_DISABLE=1 runs everything as plain lax.");
+    throw std::runtime_error("no workspace for rank " + std::to_string(rank) + ": " + problem +
+                             ". ENTWINE_JAX_DISABLE=1 runs everything as plain lax.");
   }
 
   window.parity_bytes = entry.memory->slot_bytes() / 2;

@@ -20,7 +20,7 @@ def test_every_kind_of_wait_names_call_rank_peer_tile_and_count(tmp_path):
     done = subprocess.run([tmp_path / "words"], capture_output=True, text=True, check=True)
     nothing, *lines = done.stdout.splitlines()
     scatter, gather, reduce = (
-        f"entwine_jax: {op} of m=512, n=1024, k=256 in "
+        f"{op} of m=512, n=1024, k=256 in "
         for op in ("matmul_reducescatter", "allgather_matmul", "matmul_allreduce")
     )
     told = [line.split("). A rank")[0] for line in lines]
