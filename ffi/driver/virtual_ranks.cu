@@ -451,7 +451,7 @@ class VirtualRanks : public Ranks {
       const cudaError_t error = cudaStreamSynchronize(rank.stream);
       if (error != cudaSuccess) {
         for (const Rank& other : ranks_) {
-          const std::string message = describe(*other.shared->failure());
+          const std::string message = describe(*other.shared->failure(), {});
           if (!message.empty()) throw std::runtime_error(message);
         }
       }

@@ -29,16 +29,27 @@ std::string in_words(const CallName& call) {
          (call.dtype == Dtype::kFloat16 ? "float16" : "bfloat16");
 }
 
+// "Rank 1", "Rank 1 or 2"; "A rank" if it is not known which.
+std::string one_of(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "A rank";
+  std::string words = "Rank " + std::to_string(ranks[0]);
+  for (size_t i = 1; i < ranks.size(); i++) words += " or " + std::to_string(ranks[i]);
+  return words;
+}
+
 }  // namespace
 
-std::string describe(const WaitFailure& failure) {
-  const auto kind =
-      std::atomic_ref(const_cast<uint32_t&>(failure.kind)).load(std::memory_order_acquire);
-  if (kind == kWaitNone) return "";
+bool has_failed(const WaitFailure& failure) {
+  auto& kind = const_cast<uint32_t&>(failure.kind);
+  return std::atomic_ref(kind).load(std::memory_order_acquire) != kWaitNone;
+}
+
+std::string describe(const WaitFailure& failure, const std::vector<int>& silent) {
+  if (!has_failed(failure)) return "";
   const std::string rank = "rank " + std::to_string(failure.rank);
   const std::string peer = "rank " + std::to_string(failure.peer);
   std::string what, counted = "epoch";
-  switch (kind) {
+  switch (failure.kind) {
     case kWaitTileReady:
       what = "waited for the partial of tile " + std::to_string(failure.tile) + " from " + peer;
       break;
@@ -59,19 +70,19 @@ std::string describe(const WaitFailure& failure) {
   }
   return in_words(failure.call) + ": " + rank + " " + what + " past the deadline (" + counted +
          " " + std::to_string(failure.expected) + " expected, " + std::to_string(failure.seen) +
-         " seen). A rank did not arrive or arrived too late; the deadline is "
-         "ENTWINE_JAX_DEADLINE_SECONDS, and ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
+         " seen). " + one_of(silent) +
+         " did not arrive or arrived too late; the deadline is ENTWINE_JAX_DEADLINE_SECONDS, and "
+         "ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
 }
 
 void watch_for_failures() {
   static std::once_flag started;
   std::call_once(started, [] {
     std::thread([] {
-      std::string message;
-      while ((message = last_failure()).empty()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      }
-      std::fprintf(stderr, "entwine_jax: %s\n", message.c_str());
+      const auto rest = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+      while (last_failure().empty()) rest(50);
+      rest(50);  // until the other ranks have recorded theirs
+      std::fprintf(stderr, "entwine_jax: %s\n", last_failure().c_str());
     }).detach();
   });
 }

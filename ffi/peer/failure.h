@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "peer/control_block.h"
 
@@ -11,7 +12,10 @@ namespace entwine {
 // only tells that a kernel failed. Starts its thread on the first call.
 void watch_for_failures();
 
-// Empty while the record says that nothing failed.
-std::string describe(const WaitFailure& failure);
+bool has_failed(const WaitFailure& failure);
+
+// `silent`: the ranks of the group whose kernels have recorded no failed wait, so that they may be those
+// that did not come. Empty while the record says that nothing failed.
+std::string describe(const WaitFailure& failure, const std::vector<int>& silent);
 
 }  // namespace entwine

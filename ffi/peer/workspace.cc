@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -148,9 +149,21 @@ std::vector<WorkspaceInfo> workspace_report() {
 
 std::string last_failure() {
   const std::lock_guard lock(registry().mutex);
-  for (const auto& [key, entry] : registry().entries) {
-    const std::string message = describe(*entry.memory->failure());
-    if (!message.empty()) return message;
+  const auto& entries = registry().entries;
+  const auto failed = [&](const ControlBlock* control) {
+    return std::ranges::any_of(entries, [&](const auto& keyed) {
+      const RankMemory& memory = *keyed.second.memory;
+      return memory.control() == control && has_failed(*memory.failure());
+    });
+  };
+  for (const auto& [key, entry] : entries) {
+    const PeerWindow& window = entry.workspace.window;
+    if (!failed(window.control[window.rank])) continue;
+    std::vector<int> silent;
+    for (int peer = 0; peer < window.num_ranks; peer++) {
+      if (!failed(window.control[peer])) silent.push_back(peer);
+    }
+    return describe(*window.failure, silent);
   }
   return "";
 }

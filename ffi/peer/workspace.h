@@ -35,6 +35,8 @@ const Workspace* find_workspace(const void* key);
 const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& exchange);
 
 std::vector<WorkspaceInfo> workspace_report();
-std::string last_failure();  // of any rank of this process, in words; "" if none
+
+// Of a wait on any rank of this process, in words; "" if none has failed.
+std::string last_failure();
 
 }  // namespace entwine

@@ -360,6 +360,20 @@ def test_once_a_wait_has_failed_every_rank_says_so(machine, lowered):
     assert machine.launches() == []
 
 
+def test_the_rank_that_waits_for_nobody_is_named(machine, lowered):
+    call = lowered("allgather")
+    machine.load(call, 4)
+    machine.made(4)
+    assert machine.ask("execute", call["target"]) == ["ok"] * 4
+    # Rank 1 did not send to 0 for want of 2, nor 0 to 3.
+    for rank, peer, named in ((0, 1, "1 or 2 or 3"), (1, 2, "2 or 3"), (3, 0, "2")):
+        machine.ask("late_peer", rank, peer)
+        ends = machine.ask("execute", call["target"])
+        words = f"seen). Rank {named} did not arrive or arrived too late"
+        assert all("rank 0 waited for rank 1 to start" in end for end in ends), ends
+        assert all(words in end for end in ends), ends
+
+
 @pytest.mark.parametrize(
     ("state", "stage", "words"),
     [

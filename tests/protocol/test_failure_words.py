@@ -23,10 +23,10 @@ def test_every_kind_of_wait_names_call_rank_peer_tile_and_count(tmp_path):
         f"{op} of m=512, n=1024, k=256 in "
         for op in ("matmul_reducescatter", "allgather_matmul", "matmul_allreduce")
     )
-    told = [line.split("). A rank")[0] for line in lines]
+    told, named = zip(*(line.split("). ") for line in lines), strict=True)
     late = "past the deadline"
     assert nothing == ""
-    assert told == [
+    assert list(told) == [
         f"{scatter}float16: rank 0 waited for the partial of tile 7 from rank 1 {late} "
         "(epoch 3 expected, 2 seen",
         f"{gather}bfloat16: rank 0 waited for rank 1 to start the same call {late} "
@@ -37,4 +37,6 @@ def test_every_kind_of_wait_names_call_rank_peer_tile_and_count(tmp_path):
         f"{gather}float16: rank 0 waited for tile row 7 from rank 1 {late} "
         "(epoch 3 expected, 2 seen",
     ]
+    who = ("Rank 1", "Rank 1 or 1", "A rank", "Rank 1", "Rank 1 or 1")
+    assert [line.split(" did not arrive")[0] for line in named] == list(who)
     assert all("ENTWINE_JAX_DEADLINE_SECONDS" in line for line in lines)

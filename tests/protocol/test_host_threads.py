@@ -36,9 +36,10 @@ def build(tmp_path_factory):
     return build
 
 
-def run(program, num_ranks, num_calls, seed):
+def run(program, *numbers):
+    """Numbers: of ranks, of calls, the seed, and the rank that does not make the last call, if any."""
     return subprocess.run(
-        [program, str(num_ranks), str(num_calls), str(seed)],
+        [program, *map(str, numbers)],
         env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"},
         capture_output=True,
         text=True,
@@ -56,6 +57,13 @@ def right(build):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_access_is_ordered_and_every_result_right(right, num_ranks, seed):
     done = run(right, num_ranks, 200, seed)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+@pytest.mark.parametrize("num_calls", range(1, 7))
+@pytest.mark.parametrize(("num_ranks", "missing"), [(3, 0), (4, 2)])
+def test_every_other_rank_tells_of_a_rank_that_does_not_come(right, num_ranks, missing, num_calls):
+    done = run(right, num_ranks, num_calls, 3, missing)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 

@@ -50,7 +50,11 @@ inline void __nanosleep(unsigned nanoseconds) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
 }
 
-[[noreturn]] inline void __trap() {
-  std::fprintf(stderr, "a wait has passed its deadline\n");
-  std::_Exit(3);
-}
+namespace entwine::host {
+
+struct Trapped {};
+
+}  // namespace entwine::host
+
+// Ends the thread; on a GPU the whole kernel.
+[[noreturn]] inline void __trap() { throw entwine::host::Trapped{}; }

@@ -3,7 +3,8 @@
 // ffi/kernels, with a tile of a few numbers in the place of a matmul. Slots, outputs and buffers are
 // plain memory, so that ThreadSanitizer reports whatever is not ordered.
 //
-// Usage: ranks NUM_RANKS NUM_CALLS SEED. Exit status 0: every result of every call was right.
+// Usage: ranks NUM_RANKS NUM_CALLS SEED [MISSING]. Exit status 0: every result of every call was right,
+// or, where rank MISSING does not make the last call, every other rank has recorded which wait failed.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -45,6 +46,21 @@ void require(bool holds, const char* what, int rank, uint64_t epoch) {
   if (holds) return;
   std::fprintf(stderr, "wrong %s on rank %d in epoch %d\n", what, rank, static_cast<int>(epoch));
   std::_Exit(2);
+}
+
+// The rank that does not make the last call; -1: all do.
+int missing = -1;
+
+// What a thread does. A trap ends it, and the program unless a rank is missing.
+template <class Body>
+void until_trapped(Body body) {
+  try {
+    body();
+  } catch (const host::Trapped&) {
+    if (missing >= 0) return;
+    std::fprintf(stderr, "a wait has passed its deadline\n");
+    std::_Exit(3);
+  }
 }
 
 // Lets threads meet in many orders.
@@ -338,7 +354,7 @@ void run_cta(const Launch& launch) {
   {
     std::vector<std::jthread> warps;
     if (launch.call.op != Op::kAllGather) {
-      warps.emplace_back([&] { push_role(launch, shared); });
+      warps.emplace_back([&] { until_trapped([&] { push_role(launch, shared); }); });
     }
     warps.emplace_back([&] {
       linger();
@@ -349,7 +365,7 @@ void run_cta(const Launch& launch) {
           set_ready(launch.window, peer, output, shared.epoch);
         }
       }
-      communicate(launch, shared);
+      until_trapped([&] { communicate(launch, shared); });
     });
     math_role(launch, shared);
     if (launch.call.op != Op::kAllGather) communicate(launch, shared);
@@ -391,14 +407,19 @@ void run_rank(Rank& memory, const std::vector<Call>& calls) {
   uint64_t epoch = 0;
   for (const Call& call : calls) {
     epoch++;
+    const bool fails = missing >= 0 && epoch == calls.size();
+    if (fails && memory.window.rank == missing) return;
+    if (fails) memory.window.deadline_ns = 1'000'000'000;
     prepare(memory, epoch);
     linger();
     const Launch launch = launch_of(memory, call);
     {
       std::vector<std::jthread> ctas;
-      for (int i = 0; i < kNumCtas; i++) ctas.emplace_back([&] { run_cta(launch); });
+      for (int i = 0; i < kNumCtas; i++) {
+        ctas.emplace_back([&] { until_trapped([&] { run_cta(launch); }); });
+      }
     }
-    check(memory, call, epoch);
+    if (!fails) check(memory, call, epoch);
   }
 }
 
@@ -431,15 +452,24 @@ void run(int num_ranks, const std::vector<Call>& calls) {
     window.failure = &ranks[rank]->failure;
     window.deadline_ns = 20'000'000'000;
   }
-  std::vector<std::jthread> threads;
-  for (auto& rank : ranks) threads.emplace_back([&] { run_rank(*rank, calls); });
+  {
+    std::vector<std::jthread> threads;
+    for (auto& rank : ranks) threads.emplace_back([&] { run_rank(*rank, calls); });
+  }
+  if (missing < 0) return;
+  for (auto& rank : ranks) {
+    const WaitFailure& failure = rank->failure;
+    const bool waited = failure.kind != kWaitNone && failure.rank == rank->window.rank;
+    require(waited == (rank->window.rank != missing), "record", rank->window.rank, calls.size());
+  }
 }
 
 }  // namespace
 }  // namespace entwine
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 1;
+  if (argc != 4 && argc != 5) return 1;
+  if (argc == 5) entwine::missing = std::atoi(argv[4]);
   const int num_ranks = std::atoi(argv[1]), num_calls = std::atoi(argv[2]);
   entwine::run(num_ranks, entwine::random_calls(num_ranks, num_calls, std::atoi(argv[3])));
   std::puts("right");
