@@ -37,7 +37,7 @@ def build(tmp_path_factory):
 
 
 def run(program, *numbers):
-    """Numbers: of ranks, of calls, the seed, and the rank that does not make the last call, if any."""
+    """Numbers: of ranks, of calls, the seed; and the rank that lacks the last call, if one does."""
     return subprocess.run(
         [program, *map(str, numbers)],
         env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"},
