@@ -69,7 +69,12 @@ ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives
     void* communicator =
         ReplicaGroups(attributes.replica_groups, group_size).communicator(collectives);
     NcclExchange exchange(communicator, stream);
-    if (const Workspace* known = find_workspace(communicator)) {
+    if (attributes.slot_bytes < 1 || attributes.slot_bytes % 256 != 0) {
+      throw InvalidCall("slot_bytes=" + std::to_string(attributes.slot_bytes) +
+                        ": must be a positive multiple of 256");
+    }
+    const WorkspaceKey key{communicator, static_cast<size_t>(attributes.slot_bytes)};
+    if (const Workspace* known = find_workspace(key)) {
       // XLA may have given the address of a communicator that it had destroyed to a new one.
       if (known->window.rank != exchange.rank() ||
           known->window.num_ranks != exchange.num_ranks() || known->device != device) {
@@ -81,10 +86,7 @@ ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives
       throw InvalidCall("group_size=" + std::to_string(group_size) + ": XLA's communicator has " +
                         std::to_string(exchange.num_ranks()) + " ranks");
     }
-    if (attributes.slot_bytes < 1 || attributes.slot_bytes % 256 != 0) {
-      throw InvalidCall("slot_bytes: must be a positive multiple of 256");
-    }
-    make_workspace(communicator, attributes.slot_bytes, exchange);
+    make_workspace(key, exchange);
   });
 }
 
@@ -104,7 +106,8 @@ ffi::Error execute(cudaStream_t stream, int32_t device, Extension collectives,
     const Call call = decode();
     void* communicator =
         ReplicaGroups(attributes.replica_groups, attributes.group_size).communicator(collectives);
-    const Workspace* workspace = find_workspace(communicator);
+    const Workspace* workspace =
+        find_workspace({communicator, static_cast<size_t>(attributes.slot_bytes)});
     if (workspace == nullptr) throw std::runtime_error("Initialize made no workspace");
     if (workspace->window.num_ranks != attributes.group_size) {
       throw InvalidCall("group_size: must be the number of ranks of the communicator");

@@ -25,7 +25,7 @@ struct Entry {
 struct Registry {
   std::mutex mutex;  // held for look-ups and insertions only, never across a launch or an exchange
   std::atomic<uint64_t> deadline_ns{10'000'000'000};
-  std::map<const void*, Entry> entries;
+  std::map<WorkspaceKey, Entry> entries;
 };
 
 // Never destroyed: its memory is CUDA's, which may be gone when static objects are.
@@ -65,13 +65,13 @@ void set_deadline(double seconds) {
 
 uint64_t deadline_ns() { return registry().deadline_ns.load(); }
 
-const Workspace* find_workspace(const void* key) {
+const Workspace* find_workspace(const WorkspaceKey& key) {
   const std::lock_guard lock(registry().mutex);
   const auto found = registry().entries.find(key);
   return found == registry().entries.end() ? nullptr : &found->second.workspace;
 }
 
-const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& exchange) {
+const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange) {
   const int rank = exchange.rank(), num_ranks = exchange.num_ranks();
   if (num_ranks > kMaxRanks) {
     throw InvalidCall("num_ranks=" + std::to_string(num_ranks) + ": at most 8 are supported");
@@ -83,7 +83,7 @@ const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& ex
       cudaDeviceGetAttribute(&workspace.num_sms, cudaDevAttrMultiProcessorCount, workspace.device),
       "asking for the number of SMs");
   std::string problem;
-  entry.memory = allocate(slot_bytes, problem);
+  entry.memory = allocate(key.slot_bytes, problem);
 
   // A rank without memory still takes part, or the others would wait for it.
   Introduction mine{getpid(), -1, nullptr, nullptr, 0};

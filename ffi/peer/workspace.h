@@ -1,6 +1,7 @@
 // The workspaces of this process: one per rank and device group, made on first use and kept.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -26,13 +27,22 @@ struct Workspace {
 void set_deadline(double seconds);
 uint64_t deadline_ns();
 
-// The workspace known under `key` (the communicator of one rank of a group). Null if there is none.
-const Workspace* find_workspace(const void* key);
+// One rank's place in a group, with so many bytes of slots: programs that were lowered with other shares
+// of the memory may use the same communicator.
+struct WorkspaceKey {
+  const void* communicator;
+  size_t slot_bytes;
 
-// Makes it, with `slot_bytes` of slots. Collective over the group: every rank calls this for its
-// own key, and either all succeed or all throw. The current device is the rank's. Workspaces live
-// as long as the process, since launched programs may use them at any time.
-const Workspace& make_workspace(const void* key, size_t slot_bytes, Exchange& exchange);
+  auto operator<=>(const WorkspaceKey&) const = default;
+};
+
+// Null if there is none.
+const Workspace* find_workspace(const WorkspaceKey& key);
+
+// Makes it. Collective over the group: every rank calls this with its own communicator, and either all
+// succeed or all throw. The current device is the rank's. Workspaces live as long as the process, since
+// launched programs may use them at any time.
+const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange);
 
 std::vector<WorkspaceInfo> workspace_report();
 

@@ -276,6 +276,18 @@ def test_a_workspace_is_made_once(machine, lowered):
     assert len(machine.ask("report")) == 4
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_programs_of_other_shares_have_other_workspaces(machine, lowered, order):
+    """As an exported program has, which brings the share of who wrote it."""
+    call = lowered("allreduce")
+    for mib in (64 * i for i in order):
+        machine.load(call, 4, slot_bytes=mib << 20)
+        machine.made(4)
+        assert machine.ask("execute", call["target"]) == ["ok"] * 4
+        assert {rank["parity_bytes"] for rank in machine.launches()} == {str(mib << 19)}
+    assert len(machine.ask("report")) == 8
+
+
 @pytest.mark.parametrize("what", ["malloc", "host_alloc", "peer_access"])
 def test_what_one_rank_cannot_have_is_an_error_on_all(machine, lowered, what):
     call = lowered("allreduce")
@@ -411,8 +423,8 @@ WRONG = {
     ),
     "groups of none": (lambda a: a | {"group_size": 0}, "group_size=0: must divide"),
     "no groups": (lambda a: a | {"replica_groups": []}, "must divide the 0 ids"),
-    "slots of no bytes": (lambda a: a | {"slot_bytes": 0}, "slot_bytes: must be a positive"),
-    "slots of odd bytes": (lambda a: a | {"slot_bytes": 1000}, "slot_bytes: must be a positive"),
+    "slots of no bytes": (lambda a: a | {"slot_bytes": 0}, "slot_bytes=0: must be a positive"),
+    "slots of odd bytes": (lambda a: a | {"slot_bytes": 1000}, "slot_bytes=1000: must be"),
 }
 
 
