@@ -33,7 +33,7 @@ SOURCES = "\n".join(p.read_text() for p in FFI.rglob("*") if p.suffix in (".h", 
         ("kMaxRanks", legality.MAX_RANKS),
         ("kMaxSources", legality.MAX_SOURCES),
         ("kSmallestTileBytes", legality.SMALLEST_TILE_BYTES),
-        ("kFewestSlots", legality.FEWEST_FLAGS),
+        ("kFewestSlots", legality.FEWEST_SLOTS),
     ],
 )
 def test_compiled_constant_is_equal(name, value):

@@ -161,19 +161,19 @@ def write_csv(path: Path, results: Sequence[Measurement]) -> None:
         writer.writerows(records)
 
 
-def markers(num_ranks: int, op: str = "ar") -> tuple[str, str]:
-    """The lines of a Markdown file between which the table of an op and number of ranks stands."""
-    table = f"{num_ranks} ranks" if op == "ar" else f"{op} {num_ranks} ranks"
+def markers(num_ranks: int, topic: str = "ar") -> tuple[str, str]:
+    """The lines of a Markdown file between which a table stands: of an op, or of another topic."""
+    table = f"{num_ranks} ranks" if topic == "ar" else f"{topic} {num_ranks} ranks"
     return f"<!-- bench:{table}:begin -->", f"<!-- bench:{table}:end -->"
 
 
-def rewrite_markdown(path: Path, table: str, num_ranks: int, op: str = "ar") -> None:
-    """Puts the table between the markers of its op and number of ranks.
+def rewrite_markdown(path: Path, table: str, num_ranks: int, topic: str = "ar") -> None:
+    """Puts the table between the markers of its topic and number of ranks.
 
     Raises:
         ValueError: the file does not hold the two markers in order.
     """
-    begin, end = markers(num_ranks, op)
+    begin, end = markers(num_ranks, topic)
     document = path.read_text()
     before, found_begin, rest = document.partition(begin)
     _, found_end, after = rest.partition(end)

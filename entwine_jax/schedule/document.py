@@ -76,10 +76,10 @@ def body(value: object, kind: str, version: str, fields: Mapping[str, type]) -> 
             shown = repr(found)[:40] if isinstance(found, str | int) else "something else"
             raise RefusedError(f"{name} must be {wanted!r}, but it is {shown}")
     kinds = {name: type(wanted) for name, wanted in expected.items()}
-    return record(value, "the file", {**kinds, **fields})
+    return json_object(value, "the file", {**kinds, **fields})
 
 
-def record(value: object, where: str, fields: Mapping[str, type]) -> dict[str, Any]:
+def json_object(value: object, where: str, fields: Mapping[str, type]) -> dict[str, Any]:
     """The value, if it is an object with exactly these fields of these types.
 
     Args:

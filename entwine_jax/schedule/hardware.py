@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_type_hints
 
-from entwine_jax.schedule.document import RefusedError, body, head, record
+from entwine_jax.schedule.document import RefusedError, body, head, json_object
 
 FORMAT = "entwine_jax.hardware"
 
@@ -206,7 +206,7 @@ def parse_profile(document: object, version: str) -> Hardware:
             raise RefusedError(f"measured has the unknown field {name[:40]!r}")
         known = measurable[name]
         if isinstance(known, Collective):
-            parts = record(value, name, dict.fromkeys(Collective._fields, float))
+            parts = json_object(value, name, dict.fromkeys(Collective._fields, float))
             _check_near(f"{name}.gb_s", parts["gb_s"], known.gb_s)
             if not 0 < parts["base_us"] <= MAX_BASE_US:
                 raise RefusedError(
@@ -215,7 +215,7 @@ def parse_profile(document: object, version: str) -> Hardware:
                 )
             measured[name] = Collective(**{part: float(v) for part, v in parts.items()})
         else:
-            record({name: value}, "measured", {name: float})
+            json_object({name: value}, "measured", {name: float})
             _check_near(name, value, known)
             measured[name] = float(value)
     return replace(profile, **measured)

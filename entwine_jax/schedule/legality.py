@@ -23,7 +23,7 @@ ALIGNMENT = 8
 # Flags of a workspace: one for each of the smallest tiles (128x128, 16-bit) that one parity of its
 # slots holds, but at least so many. ffi/peer/rank_memory.cc has the same numbers.
 SMALLEST_TILE_BYTES = 128 * 128 * 2
-FEWEST_FLAGS = 16384
+FEWEST_SLOTS = 16384
 
 
 class LackOfMemory(str):
@@ -103,7 +103,7 @@ def fit(problem: Problem, schedule: Schedule, slot_bytes: int) -> Schedule | Rej
 
 def num_flags(slot_bytes: int) -> int:
     """Tiles of one source, or pieces of gathered rows, that a workspace has flags for."""
-    return max(slot_bytes // NUM_PARITIES // SMALLEST_TILE_BYTES, FEWEST_FLAGS)
+    return max(slot_bytes // NUM_PARITIES // SMALLEST_TILE_BYTES, FEWEST_SLOTS)
 
 
 def _why_not_in_workspace(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from entwine_jax.schedule.document import RefusedError, body, head, record
+from entwine_jax.schedule.document import RefusedError, body, head, json_object
 from entwine_jax.schedule.hardware import PROFILES
 from entwine_jax.schedule.legality import Rejection, fit
 from entwine_jax.schedule.problem import Problem
@@ -124,8 +124,8 @@ def parse_entry(item: object, where: str) -> tuple[Key, Entry]:
     Raises:
         RefusedError: says what is wrong.
     """
-    fields = record(item, where, _ENTRY_KINDS)
-    attributes = record(
+    fields = json_object(item, where, _ENTRY_KINDS)
+    attributes = json_object(
         fields["schedule"], f"{where}.schedule", dict.fromkeys(ATTRIBUTE_NAMES, int)
     )
     for name in ("fused_us", "lax_us"):

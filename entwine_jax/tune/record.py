@@ -133,14 +133,14 @@ def _as_json(record: Record) -> dict[str, object]:
 
 
 def _parse(item: object, where: str) -> Record:
-    fields = document.record(item, where, _FIELDS)
+    fields = document.json_object(item, where, _FIELDS)
     about = {name: fields[name] for name in (*Key._fields, "lax_us")}
     if not fields["fused"]:
         raise document.RefusedError(f"{where}.fused must not be empty")
     parsed = []
     for position, timed in enumerate(fields["fused"]):
         place = f"{where}.fused[{position}]"
-        document.record(timed, place, {"schedule": dict, "fused_us": float})
+        document.json_object(timed, place, {"schedule": dict, "fused_us": float})
         parsed.append(table.parse_entry({**about, **timed}, place))
     finalists = fields["finalists"]
     if not finalists or not all(

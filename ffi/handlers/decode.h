@@ -35,3 +35,11 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<int64_t>("raster"), ::xla::ffi::StructMember<int64_t>("push_spread"),
     ::xla::ffi::StructMember<int64_t>("narrow_tail"), ::xla::ffi::StructMember<int64_t>("split_k"),
     ::xla::ffi::StructMember<int64_t>("rows_per_launch"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    entwine::Attributes,
+    ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("replica_groups"),
+    ::xla::ffi::StructMember<int64_t>("group_size"),
+    ::xla::ffi::StructMember<int64_t>("slot_bytes"),
+    ::xla::ffi::StructMember<int64_t>("num_batches"),
+    ::xla::ffi::StructMember<int64_t>("w_transposed"),
+    ::xla::ffi::StructMember<entwine::Schedule>("schedule"));

@@ -17,15 +17,6 @@
 #include "peer/workspace.h"
 #include "xla/ffi/api/ffi.h"
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
-    entwine::Attributes,
-    ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("replica_groups"),
-    ::xla::ffi::StructMember<int64_t>("group_size"),
-    ::xla::ffi::StructMember<int64_t>("slot_bytes"),
-    ::xla::ffi::StructMember<int64_t>("num_batches"),
-    ::xla::ffi::StructMember<int64_t>("w_transposed"),
-    ::xla::ffi::StructMember<entwine::Schedule>("schedule"));
-
 namespace entwine {
 namespace {
 

@@ -34,6 +34,8 @@ void require(bool holds, const char* name, int64_t value, const std::string& rul
 
 constexpr int64_t kMaxSize = int64_t{1} << 30;
 
+int64_t blocks_of_a_batch(Op op, int num_ranks) { return op == Op::kAllReduce ? 1 : num_ranks; }
+
 void check_sizes(const Call& call, const PeerWindow& window) {
   require(window.num_ranks >= 1 && window.num_ranks <= kMaxRanks, "num_ranks", window.num_ranks,
           "must be in 1..8");
@@ -42,9 +44,9 @@ void check_sizes(const Call& call, const PeerWindow& window) {
     require(size >= 8 && size % 8 == 0 && size < kMaxSize, name, size,
             "must be a positive multiple of 8 below 2^30");
   }
-  const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
+  const int64_t num_blocks = blocks_of_a_batch(call.op, window.num_ranks);
   require(call.num_batches >= 1 && call.num_batches < kMaxSize &&
-              call.m % (call.num_batches * blocks_of_a_batch) == 0,
+              call.m % (call.num_batches * num_blocks) == 0,
           "num_batches", call.num_batches, "must divide the rows of a rank");
   require(call.op != Op::kAllReduce || call.num_batches == 1, "num_batches", call.num_batches,
           "AllReduce has one batch of rows");
@@ -144,8 +146,8 @@ void launch_call(const Call& call, const Schedule& schedule, PeerWindow window, 
   window.call = {call.op, call.dtype, static_cast<int>(call.m), static_cast<int>(call.n),
                  static_cast<int>(call.k)};
   check_schedule(call, schedule, window.num_ranks, num_ctas);
-  const int64_t blocks_of_a_batch = call.op == Op::kAllReduce ? 1 : window.num_ranks;
-  const int64_t block_rows = call.m / (call.num_batches * blocks_of_a_batch);
+  const int64_t num_blocks = blocks_of_a_batch(call.op, window.num_ranks);
+  const int64_t block_rows = call.m / (call.num_batches * num_blocks);
   const int64_t batch_rows = (block_rows + schedule.tile_m - 1) / schedule.tile_m * schedule.tile_m;
   const int64_t rows_per_launch =
       schedule.rows_per_launch == 0 ? call.num_batches * batch_rows : schedule.rows_per_launch;
@@ -158,7 +160,7 @@ void launch_call(const Call& call, const Schedule& schedule, PeerWindow window, 
   constexpr int64_t kElementBytes = 2;
   for (int64_t batch = 0; batch < call.num_batches; batch += batch_step) {
     for (int64_t row = 0; row < block_rows; row += row_step) {
-      const int64_t x_row = batch * blocks_of_a_batch * block_rows + row;
+      const int64_t x_row = batch * num_blocks * block_rows + row;
       const int64_t output_row = batch * block_rows + row;
       Call part = call;
       part.x = static_cast<const char*>(call.x) + x_row * call.k * kElementBytes;
