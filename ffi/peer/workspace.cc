@@ -158,7 +158,7 @@ std::string last_failure() {
   };
   for (const auto& [key, entry] : entries) {
     const PeerWindow& window = entry.workspace.window;
-    if (!failed(window.control[window.rank])) continue;
+    if (!has_failed(*window.failure)) continue;
     std::vector<int> silent;
     for (int peer = 0; peer < window.num_ranks; peer++) {
       if (!failed(window.control[peer])) silent.push_back(peer);
