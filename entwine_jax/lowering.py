@@ -180,12 +180,17 @@ def _plan(
     mesh = ctx.module_context.axis_context.mesh
     groups = replica_groups(mesh.shape, axis_name)
     limit = configuration.current().workspace_bytes
-    slot_bytes = workspace.slot_bytes(_device_ids(mesh), (groups.tobytes(), num_ranks), limit)
+    group = _device_ids(mesh), (groups.tobytes(), num_ranks), limit
     problem = _problem(op, m, k, n, dtype, num_ranks, num_batches=num_batches)
-    decision = selection.decide(problem, slot_bytes, override=schedule)
-    if not decision.schedule.fused:
-        return decision.reason
-    return FusedCall(groups, slot_bytes, decision.schedule, decision.reason)
+    while True:
+        # A group whose calls all run as lax takes no share of the memory.
+        slot_bytes = workspace.slot_bytes(*group, keep=False)
+        decision = selection.decide(problem, slot_bytes, override=schedule)
+        if not decision.schedule.fused:
+            return decision.reason
+        if workspace.slot_bytes(*group) == slot_bytes:
+            return FusedCall(groups, slot_bytes, decision.schedule, decision.reason)
+        # Another thread's group has come first.
 
 
 def _problem(

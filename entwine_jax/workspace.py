@@ -21,11 +21,13 @@ def share(position: int, limit_bytes: int) -> int:
     return (limit_bytes >> (position + 1)) // MIB * MIB
 
 
-def slot_bytes(devices: tuple[int, ...], groups: Hashable, limit_bytes: int) -> int:
-    """Slot bytes of a device group; the first call for a group gives it its place. 0: none left.
+def slot_bytes(
+    devices: tuple[int, ...], groups: Hashable, limit_bytes: int, *, keep: bool = True
+) -> int:
+    """Slot bytes of a device group, for good once a call keeps them. 0: none left.
 
     An abstract mesh does not know its `devices`: () stands for those that have, or will have, the
-    same `groups`. All calls of a group must have the same slots, or some would not fit.
+    same `groups`. All calls of a group have the same slots, so that one workspace is enough.
     """
     with _lock:
         for known, other in _shares:
@@ -34,7 +36,7 @@ def slot_bytes(devices: tuple[int, ...], groups: Hashable, limit_bytes: int) -> 
                 break
         else:
             known, slots = (), share(len(_shares), limit_bytes)
-        if not known:
+        if keep and not known:
             _shares.pop(((), groups), None)
             _shares[devices, groups] = slots
         return slots

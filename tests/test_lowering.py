@@ -273,6 +273,13 @@ def test_plain_lax_for_more_than_eight_ranks(reasons):
     assert "num_ranks = 16" in reasons()[0]
 
 
+def test_plain_lax_takes_no_share_of_the_workspace():
+    assert "custom_call" not in lower(make_mesh(), m=8)
+    assert lowering.workspace._shares == {}
+    assert AR in lower(make_mesh())
+    assert list(lowering.workspace._shares.values()) == [256 * lowering.workspace.MIB]
+
+
 def test_plain_lax_where_fusing_would_lose():
     assert "custom_call" not in lower(make_mesh(), m=1, k=64, n=64)
 
@@ -332,7 +339,7 @@ def test_a_workspace_that_cannot_be_had_gives_lax_and_one_warning(
     monkeypatch, caplog, found, schedule
 ):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: found)
-    monkeypatch.setattr(lowering.workspace, "slot_bytes", lambda *_: 0)
+    monkeypatch.setattr(lowering.workspace, "slot_bytes", lambda *_, **__: 0)
     for _ in range(3):
         assert "custom_call" not in lower(make_mesh(), schedule=schedule)
     (warning,) = warnings(caplog)

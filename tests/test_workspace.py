@@ -26,9 +26,15 @@ def test_a_group_keeps_its_share():
     assert workspace.slot_bytes((0, 1), "a", 4 * LIMIT) == first
 
 
+def test_a_share_that_is_not_kept_goes_to_the_next_group():
+    first = workspace.slot_bytes((0, 1), "a", LIMIT, keep=False)
+    assert workspace.slot_bytes((0, 1), "b", LIMIT) == first
+    assert workspace.slot_bytes((0, 1), "a", LIMIT) == first // 2
+
+
 @pytest.mark.parametrize("abstract_first", [True, False])
 def test_abstract_meshes_have_the_share_of_their_devices(abstract_first):
-    """Both have one workspace: what is split for a larger one would not fit."""
+    """One workspace is enough for both."""
     meshes = [(), (0, 1)] if abstract_first else [(0, 1), ()]
     shares = {workspace.slot_bytes(devices, "a", LIMIT) for devices in 2 * meshes}
     assert shares == {256 * workspace.MIB}

@@ -69,6 +69,7 @@ class HeldSms {
       if (cudaStreamQuery(held.stream) != cudaErrorNotReady) {
         throw std::runtime_error("the SMs were not held to the end");
       }
+      cudaGetLastError();  // "not ready" is one to CUDA
     }
   }
 

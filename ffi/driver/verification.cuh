@@ -119,7 +119,9 @@ class Verification {
 
   Expected make_expected(const VirtualProblem& problem) const {
     Expected expected;
-    expected.part_of_x = make_array<Element>(x_rows(problem, request_.num_ranks) * problem.k);
+    if (problem.schedule.split_k > 1) {
+      expected.part_of_x = make_array<Element>(x_rows(problem, request_.num_ranks) * problem.k);
+    }
     for (int set = 0; set < kNumSets; set++) {
       for (int part = 0; part < problem.schedule.split_k; part++) {
         expected.product[set].push_back(make_array<Element>(problem.m * problem.n));
@@ -177,6 +179,7 @@ class Verification {
     check_partial<<<kNumSamples, kThreads, 0, rank.stream>>>(
         x.as<Element>(), w.as<Element>(), product.as<Element>(), problem.m, problem.n, problem.k,
         problem.w_transposed, kRounding, own.wrong->template as<unsigned long long>());
+    check_cuda(cudaGetLastError(), "comparing a product");
   }
 
   // Rows of a launch in a group of one, whose slots hold whole tiles.
@@ -228,6 +231,7 @@ class Verification {
     check_sum<<<kBlocks, kThreads, 0, ranks_[r]->stream>>>(
         partials, rows, array.as<uint16_t>(), num_rows * num_columns, num_columns,
         own_[r].wrong->template as<unsigned long long>());
+    check_cuda(cudaGetLastError(), "comparing an output");
   }
 
   const VirtualRanksRequest& request_;

@@ -50,7 +50,8 @@ SpareBuffers& spare_buffers() {
 }
 
 // Memory of the current device for one exchange, since several programs may begin on a device at once.
-// What is given back is kept: an allocation beside running kernels might wait for them.
+// Allocated for many at a time, and kept: later there might be none, and an allocation beside running
+// kernels might wait for them.
 class ExchangeBuffer {
  public:
   ExchangeBuffer() {
@@ -64,10 +65,16 @@ class ExchangeBuffer {
         return;
       }
     }
+    constexpr int kAtATime = 64;
+    constexpr size_t kBytes = (kMaxRanks + 1) * kMaxExchangeBytes;
     void* allocated = nullptr;
-    check_cuda(cudaMalloc(&allocated, (kMaxRanks + 1) * kMaxExchangeBytes),
+    check_cuda(cudaMalloc(&allocated, kAtATime * kBytes),
                "allocating for the exchange of addresses");
     mine_ = static_cast<char*>(allocated);
+    const std::lock_guard lock(spare_buffers().mutex);
+    for (int i = 1; i < kAtATime; i++) {
+      spare_buffers().of_device[device_].push_back(mine_ + i * kBytes);
+    }
   }
   ~ExchangeBuffer() {
     const std::lock_guard lock(spare_buffers().mutex);

@@ -56,8 +56,8 @@ class NcclExchange : public Exchange {
  public:
   NcclExchange(void* communicator, cudaStream_t stream);
 
-  // Makes sure that there is memory for an exchange on the current device. Before any exchange: a rank
-  // that failed to get it later would leave the others waiting for it.
+  // Makes sure that there is memory for exchanges on the current device. Before any exchange: a rank that
+  // failed to get it later would leave the others waiting for it.
   static void prepare();
 
   int rank() const override { return rank_; }

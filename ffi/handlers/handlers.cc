@@ -1,5 +1,5 @@
 // Decodes the call, rechecks what could corrupt memory, hands on. Nothing is allocated, synchronised or
-// sent through NCCL in Execute: the workspace is made in Initialize, once per group.
+// sent through NCCL in Execute: the workspace is made in Initialize, once for a group and its share.
 #include "handlers/handlers.h"
 
 #include <cuda_runtime_api.h>
@@ -12,6 +12,7 @@
 
 #include "handlers/communicator.h"
 #include "handlers/decode.h"
+#include "handlers/failed_runs.h"
 #include "launch/device_scope.h"
 #include "launch/launch.h"
 #include "peer/workspace.h"
@@ -52,18 +53,17 @@ ffi::Error prepare(int32_t device, Extension collectives, Attributes attributes)
   });
 }
 
-ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives,
+ffi::Error initialize(cudaStream_t stream, int32_t device, ffi::RunId run, Extension collectives,
                       Attributes attributes) {
   return guarded([&] {
     const DeviceScope scope(device);
-    const int64_t group_size = attributes.group_size;
-    void* communicator =
-        ReplicaGroups(attributes.replica_groups, group_size).communicator(collectives);
-    NcclExchange exchange(communicator, stream);
     if (attributes.slot_bytes < 1 || attributes.slot_bytes % 256 != 0) {
       throw InvalidCall("slot_bytes=" + std::to_string(attributes.slot_bytes) +
                         ": must be a positive multiple of 256");
     }
+    void* communicator =
+        ReplicaGroups(attributes.replica_groups, attributes.group_size).communicator(collectives);
+    NcclExchange exchange(communicator, stream);
     const WorkspaceKey key{communicator, static_cast<size_t>(attributes.slot_bytes)};
     if (const Workspace* known = find_workspace(key)) {
       // XLA may have given the address of a communicator that it had destroyed to a new one.
@@ -73,11 +73,7 @@ ffi::Error initialize(cudaStream_t stream, int32_t device, Extension collectives
       }
       return;
     }
-    if (exchange.num_ranks() != group_size) {
-      throw InvalidCall("group_size=" + std::to_string(group_size) + ": XLA's communicator has " +
-                        std::to_string(exchange.num_ranks()) + " ranks");
-    }
-    make_workspace(key, exchange);
+    note_failure(run, [&] { make_workspace(key, exchange); });
   });
 }
 
@@ -85,12 +81,14 @@ std::atomic<int64_t> executions{0};
 
 // `decode` makes the Call; it is called on the device of the handler. While XLA captures a CUDA graph
 // this enqueues nothing but adds the launch to the graph, so that it must not wait or allocate, and
-// whatever changes from run to run must be read from device memory by the kernel.
+// whatever differs between runs must be read from device memory by the kernel (the deadline stays as it
+// was when the graph was captured).
 template <class Decode>
-ffi::Error execute(cudaStream_t stream, int32_t device, Extension collectives,
+ffi::Error execute(cudaStream_t stream, int32_t device, ffi::RunId run, Extension collectives,
                    const Attributes& attributes, Decode decode) {
   executions++;
   return guarded([&] {
+    throw_noted_failure(run);
     const std::string failure = last_failure();
     if (!failure.empty()) throw std::runtime_error(failure);
     const DeviceScope scope(device);
@@ -111,29 +109,31 @@ ffi::Error execute(cudaStream_t stream, int32_t device, Extension collectives,
 
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-ffi::Error allreduce(cudaStream_t stream, int32_t device, Extension collectives, ffi::AnyBuffer x,
-                     ffi::AnyBuffer w, Result y, Attributes attributes) {
-  return execute(stream, device, collectives, attributes,
+ffi::Error allreduce(cudaStream_t stream, int32_t device, ffi::RunId run, Extension collectives,
+                     ffi::AnyBuffer x, ffi::AnyBuffer w, Result y, Attributes attributes) {
+  return execute(stream, device, run, collectives, attributes,
                  [&] { return decode_allreduce(attributes, x, w, *y); });
 }
 
-ffi::Error reducescatter(cudaStream_t stream, int32_t device, Extension collectives,
+ffi::Error reducescatter(cudaStream_t stream, int32_t device, ffi::RunId run, Extension collectives,
                          ffi::AnyBuffer x, ffi::AnyBuffer w, Result y, Attributes attributes) {
-  return execute(stream, device, collectives, attributes,
+  return execute(stream, device, run, collectives, attributes,
                  [&] { return decode_reducescatter(attributes, x, w, *y); });
 }
 
-ffi::Error allgather(cudaStream_t stream, int32_t device, Extension collectives, ffi::AnyBuffer x,
-                     ffi::AnyBuffer w, Result y, Result gathered, Attributes attributes) {
-  return execute(stream, device, collectives, attributes,
+ffi::Error allgather(cudaStream_t stream, int32_t device, ffi::RunId run, Extension collectives,
+                     ffi::AnyBuffer x, ffi::AnyBuffer w, Result y, Result gathered,
+                     Attributes attributes) {
+  return execute(stream, device, run, collectives, attributes,
                  [&] { return decode_allgather(attributes, x, w, *y, *gathered); });
 }
 
-// Stream, device and communicator, then x and w: what every Execute takes.
+// Stream, device, run and communicator, then x and w: what every Execute takes.
 auto bind_operands() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
       .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<ffi::RunId>()
       .Ctx<ffi::Extension<Collectives>>()
       .Arg<ffi::AnyBuffer>()
       .Arg<ffi::AnyBuffer>();
@@ -194,6 +194,7 @@ XLA_FFI_Error* initialize_call(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::BindInitialize()
                              .Ctx<ffi::PlatformStream<cudaStream_t>>()
                              .Ctx<ffi::DeviceOrdinal>()
+                             .Ctx<ffi::RunId>()
                              .Ctx<ffi::Extension<Collectives>>()
                              .Attrs<Attributes>()
                              .To(initialize)

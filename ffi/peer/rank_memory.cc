@@ -3,8 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <mutex>
-#include <set>
+#include <string>
 
 #include "launch/launch.h"
 
@@ -24,14 +23,6 @@ constexpr int kPoison = 0xff;
 }  // namespace
 
 void enable_peer_access(int peer) {
-  static std::mutex mutex;  // not held while CUDA is at work
-  static std::set<std::pair<int, int>> enabled;
-  std::pair<int, int> pair{0, peer};
-  check_cuda(cudaGetDevice(&pair.first), "cudaGetDevice");
-  {
-    const std::lock_guard lock(mutex);
-    if (enabled.contains(pair)) return;
-  }
   // Whether XLA has done it already, CUDA tells by an error only.
   const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -39,8 +30,6 @@ void enable_peer_access(int peer) {
   } else {
     check_cuda(error, "enabling peer access to device " + std::to_string(peer));
   }
-  const std::lock_guard lock(mutex);
-  enabled.insert(pair);
 }
 
 RankMemory::RankMemory(size_t slot_bytes) : slot_bytes_(slot_bytes) {

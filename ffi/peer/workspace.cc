@@ -43,14 +43,19 @@ struct Introduction {
   size_t slot_bytes;
 };
 
-// Also the thread that will watch over it: what fails here is told to the other ranks.
-std::unique_ptr<RankMemory> allocate(size_t slot_bytes, std::string& problem) {
+// What one rank can do alone, with the thread that will watch over it. What fails is told to the others.
+std::string allocate(size_t slot_bytes, Entry& entry) {
   try {
+    Workspace& workspace = entry.workspace;
+    check_cuda(cudaGetDevice(&workspace.device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetAttribute(&workspace.num_sms, cudaDevAttrMultiProcessorCount,
+                                      workspace.device),
+               "asking for the number of SMs");
     watch_for_failures();
-    return std::make_unique<RankMemory>(slot_bytes);
+    entry.memory = std::make_unique<RankMemory>(slot_bytes);
+    return "";
   } catch (const std::exception& error) {
-    problem = error.what();
-    return nullptr;
+    return error.what();
   }
 }
 
@@ -71,19 +76,13 @@ const Workspace* find_workspace(const WorkspaceKey& key) {
   return found == registry().entries.end() ? nullptr : &found->second.workspace;
 }
 
-const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange) {
+void make_workspace(const WorkspaceKey& key, Exchange& exchange) {
   const int rank = exchange.rank(), num_ranks = exchange.num_ranks();
   if (num_ranks > kMaxRanks) {
     throw InvalidCall("num_ranks=" + std::to_string(num_ranks) + ": at most 8 are supported");
   }
   Entry entry;
-  Workspace& workspace = entry.workspace;
-  check_cuda(cudaGetDevice(&workspace.device), "cudaGetDevice");
-  check_cuda(
-      cudaDeviceGetAttribute(&workspace.num_sms, cudaDevAttrMultiProcessorCount, workspace.device),
-      "asking for the number of SMs");
-  std::string problem;
-  entry.memory = allocate(key.slot_bytes, problem);
+  std::string problem = allocate(key.slot_bytes, entry);
 
   // A rank without memory still takes part, or the others would wait for it.
   Introduction mine{getpid(), -1, nullptr, nullptr, 0};
@@ -94,7 +93,8 @@ const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange) {
   Introduction all[kMaxRanks];
   exchange.all_gather(&mine, all, sizeof(Introduction));
 
-  PeerWindow& window = workspace.window;
+  bool peer_failed = false;
+  PeerWindow& window = entry.workspace.window;
   window.rank = rank;
   window.num_ranks = num_ranks;
   for (int peer = 0; peer < num_ranks; peer++) {
@@ -103,6 +103,7 @@ const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange) {
     if (!problem.empty()) break;
     if (other.control == nullptr) {
       problem = name + " could not get its workspace";
+      peer_failed = true;
     } else if (other.process != mine.process) {
       problem = name + " is in another process";
     } else if (other.slot_bytes != mine.slot_bytes) {
@@ -122,18 +123,22 @@ const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange) {
   int64_t bad = problem.empty() ? 0 : 1, bads[kMaxRanks];
   exchange.all_gather(&bad, bads, sizeof(bad));
   for (int peer = 0; peer < num_ranks && problem.empty(); peer++) {
-    if (bads[peer] != 0) problem = "rank " + std::to_string(peer) + " could not be set up";
+    if (bads[peer] == 0) continue;
+    problem = "rank " + std::to_string(peer) + " could not be set up";
+    peer_failed = true;
   }
   if (!problem.empty()) {
-    throw std::runtime_error("no workspace for rank " + std::to_string(rank) + ": " + problem +
-                             ". ENTWINE_JAX_DISABLE=1 runs everything as plain lax.");
+    const std::string words = "no workspace for rank " + std::to_string(rank) + ": " + problem +
+                              ". ENTWINE_JAX_DISABLE=1 runs everything as plain lax.";
+    if (peer_failed) throw PeerFailed(words);
+    throw std::runtime_error(words);
   }
 
   window.parity_bytes = entry.memory->slot_bytes() / 2;
   window.max_slots = entry.memory->max_slots();
   window.failure = entry.memory->failure();
   const std::lock_guard lock(registry().mutex);
-  return registry().entries.insert_or_assign(key, std::move(entry)).first->second.workspace;
+  registry().entries.insert_or_assign(key, std::move(entry));
 }
 
 std::vector<WorkspaceInfo> workspace_report() {

@@ -1,9 +1,11 @@
-// The workspaces of this process: one per rank and device group, made on first use and kept.
+// The workspaces of this process: one for each rank of a group and share of the memory, made on first use
+// and kept.
 #pragma once
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -39,10 +41,15 @@ struct WorkspaceKey {
 // Null if there is none.
 const Workspace* find_workspace(const WorkspaceKey& key);
 
+// Another rank of the group has failed, and knows more.
+class PeerFailed : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Makes it. Collective over the group: every rank calls this with its own communicator, and either all
 // succeed or all throw. The current device is the rank's. Workspaces live as long as the process, since
 // launched programs may use them at any time.
-const Workspace& make_workspace(const WorkspaceKey& key, Exchange& exchange);
+void make_workspace(const WorkspaceKey& key, Exchange& exchange);
 
 std::vector<WorkspaceInfo> workspace_report();
 

@@ -17,10 +17,16 @@ import pytest
 from jax.extend.mlir import ir
 from sharded import OPS, make_mesh, specs_of
 
+import entwine_jax
+from entwine_jax import configuration
+from entwine_jax.schedule.legality import num_flags
+
 HOST = Path(__file__).with_name("host")
 FFI = HOST.parents[2] / "ffi"
+# All but the bindings for Python.
+HANDLERS = ("handlers", "decode", "communicator", "failed_runs")
 SOURCES = [HOST / f"{name}.cc" for name in ("main", "xla", "cuda", "launches")]
-SOURCES += [FFI / "handlers" / f"{name}.cc" for name in ("handlers", "decode", "communicator")]
+SOURCES += [FFI / "handlers" / f"{name}.cc" for name in HANDLERS]
 SOURCES += [*sorted((FFI / "peer").glob("*.cc")), FFI / "launch" / "launch.cc"]
 FLAGS = ["-std=c++20", "-O0", "-g1", "-fPIC", "-fsanitize=thread", "-Wall", "-Wextra", "-Werror"]
 # A rank says by this name of which process it is.
@@ -50,8 +56,8 @@ def program(tmp_path_factory):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, SOURCES))
     nccl = folder / "libnccl.so.2"
-    run("-shared", f"-Wl,-soname,{nccl.name}", HOST / "nccl.cc", "-o", nccl)
-    run(*objects, nccl, f"-Wl,-rpath,{folder}", "-ldl", "-o", folder / "handlers")
+    run(*paths, "-shared", f"-Wl,-soname,{nccl.name}", HOST / "nccl.cc", "-o", nccl)
+    run(*objects, nccl, "-rdynamic", f"-Wl,-rpath,{folder}", "-ldl", "-o", folder / "handlers")
     return folder / "handlers"
 
 
@@ -71,6 +77,7 @@ class Machine:
 
     def load(self, call, num_devices, *other_calls, **changes):
         """Each call is a program for all devices; `changes` are attributes, by name."""
+        self.num_calls = (1 + len(other_calls)) * num_devices
         self.ask("programs", 1 + len(other_calls), num_devices)
         for i, program in enumerate((call, *other_calls)):
             self.ask("program", i)
@@ -95,10 +102,14 @@ class Machine:
         lines = [dict(word.split("=") for word in line.split()) for line in self.ask("launches")]
         return sorted(lines, key=lambda line: int(line["device"]))
 
-    def made(self, num_ranks):
-        """Prepares and initializes on all ranks, which must succeed."""
+    def succeed(self, *stage):
+        """Runs a stage of every program on every device, which must succeed."""
+        assert self.ask(*stage) == ["ok"] * self.num_calls
+
+    def start(self):
+        """Begins a run, up to the point where the calls execute."""
         for stage in ("prepare", "initialize"):
-            assert self.ask(stage) == ["ok"] * num_ranks
+            self.succeed(stage)
 
 
 @pytest.fixture
@@ -195,8 +206,8 @@ TRANSPOSE = {
 def test_what_is_lowered_is_launched(machine, lowered, kind, w_transposed, dtype):
     call = lowered(TRANSPOSE[kind] if w_transposed else kind, dtype, w_transposed=w_transposed)
     machine.load(call, 4)
-    machine.made(4)
-    assert machine.ask("execute", call["target"]) == ["ok"] * 4
+    machine.start()
+    machine.succeed("execute", call["target"])
     ranks = machine.launches()
     assert [int(rank["device"]) for rank in ranks] == [0, 1, 2, 3]
     attributes = call["attributes"]
@@ -208,7 +219,7 @@ def test_what_is_lowered_is_launched(machine, lowered, kind, w_transposed, dtype
             "float16": int(dtype == jnp.float16),
             "w_transposed": int(w_transposed),
             "device": i,
-            "stream": i,
+            "own_stream": 1,
             "x": 0,
             "w": 1,
             "output": 2,
@@ -218,6 +229,10 @@ def test_what_is_lowered_is_launched(machine, lowered, kind, w_transposed, dtype
             "control": "0,1,2,3",
             "slots": "0,1,2,3",
             "failure": i,
+            "reached": "1111",
+            "loaded": 1,
+            "ready": 1,
+            "max_slots": num_flags(attributes["slot_bytes"]),
             "parity_bytes": attributes["slot_bytes"] // 2,
             "deadline_ns": 10_000_000_000,
         }
@@ -228,8 +243,8 @@ def test_what_is_lowered_is_launched(machine, lowered, kind, w_transposed, dtype
 def test_any_number_of_ranks(machine, lowered, num_ranks):
     call = lowered("allreduce")
     machine.load(call, num_ranks, replica_groups=list(range(num_ranks)), group_size=num_ranks)
-    machine.made(num_ranks)
-    assert machine.ask("execute", call["target"]) == ["ok"] * num_ranks
+    machine.start()
+    machine.succeed("execute", call["target"])
     everyone = ",".join(map(str, range(num_ranks)))
     assert [(rank["control"], rank["slots"]) for rank in machine.launches()] == [
         (everyone, everyone)
@@ -240,8 +255,8 @@ def test_groups_of_a_mesh_have_workspaces_of_their_own(machine, lowered):
     for axis, groups in (("rows", [(0, 2), (1, 3)]), ("columns", [(0, 1), (2, 3)])):
         call = lowered("allreduce", shape=(2, 2), names=("rows", "columns"), axis=axis)
         machine.load(call, 4)
-        machine.made(4)
-        assert machine.ask("execute", call["target"]) == ["ok"] * 4
+        machine.start()
+        machine.succeed("execute", call["target"])
         for rank in machine.launches():
             (group,) = (g for g in groups if int(rank["device"]) in g)
             assert rank["control"] == rank["slots"] == ",".join(map(str, group))
@@ -250,14 +265,16 @@ def test_groups_of_a_mesh_have_workspaces_of_their_own(machine, lowered):
     assert found == sorted((d, r, 2) for d in range(4) for r in (d // 2, d % 2))
 
 
+def calls_of_two_axes(lowered):
+    axes = ("rows", "columns")
+    return [lowered("allreduce", shape=(2, 2), names=axes, axis=axis) for axis in axes]
+
+
 def test_programs_that_begin_at_the_same_time_do_not_disturb_each_other(machine, lowered):
-    rows, columns = (
-        lowered("allreduce", shape=(2, 2), names=("rows", "columns"), axis=axis)
-        for axis in ("rows", "columns")
-    )
+    rows, columns = calls_of_two_axes(lowered)
     machine.load(rows, 4, columns)
-    machine.made(8)
-    assert machine.ask("execute", rows["target"]) == ["ok"] * 8
+    machine.start()
+    machine.succeed("execute", rows["target"])
     found = sorted((line["device"], line["control"]) for line in machine.launches())
     assert found == sorted(
         (str(device), ",".join(map(str, group)))
@@ -268,10 +285,10 @@ def test_programs_that_begin_at_the_same_time_do_not_disturb_each_other(machine,
 
 def test_a_workspace_is_made_once(machine, lowered):
     machine.load(lowered("allreduce"), 4)
-    machine.made(4)
+    machine.start()
     before = machine.ask("count")
     for _ in range(3):
-        machine.made(4)
+        machine.start()
     assert machine.ask("count") == before
     assert len(machine.ask("report")) == 4
 
@@ -282,44 +299,57 @@ def test_programs_of_other_shares_have_other_workspaces(machine, lowered, order)
     call = lowered("allreduce")
     for mib in (64 * i for i in order):
         machine.load(call, 4, slot_bytes=mib << 20)
-        machine.made(4)
-        assert machine.ask("execute", call["target"]) == ["ok"] * 4
+        machine.start()
+        machine.succeed("execute", call["target"])
         assert {rank["parity_bytes"] for rank in machine.launches()} == {str(mib << 19)}
     assert len(machine.ask("report")) == 8
 
 
-@pytest.mark.parametrize("what", ["malloc", "host_alloc", "peer_access"])
+WANTING = {
+    "malloc": "no workspace for rank 1: allocating the control words: out of memory",
+    "host_alloc": "no workspace for rank 1: allocating the failure record: out of memory",
+    "attribute": "no workspace for rank 1: asking for the number of SMs: out of memory",
+    "peer_access": "no workspace for rank 1: enabling peer access to device 0: peer access is not",
+}
+
+
+@pytest.mark.parametrize("what", WANTING)
 def test_what_one_rank_cannot_have_is_an_error_on_all(machine, lowered, what):
     call = lowered("allreduce")
     machine.load(call, 4)
-    assert machine.ask("prepare") == ["ok"] * 4
+    machine.succeed("prepare")
     before = machine.ask("count")
     machine.ask("fail", what, 1)
-    ends = machine.ask("initialize")
-    for rank, end in enumerate(ends):
-        assert end.startswith(f"13 entwine_jax: no workspace for rank {rank}: "), end
+    machine.succeed("initialize")
+    for end in machine.ask("execute", call["target"]):
+        assert end.startswith(f"13 entwine_jax: {WANTING[what]}"), end
         assert end.endswith("ENTWINE_JAX_DISABLE=1 runs everything as plain lax."), end
-        culprit = {
-            "malloc": "allocating the control words: out of memory",
-            "host_alloc": "allocating the failure record: out of memory",
-            "peer_access": "enabling peer access to device 0: peer access is not supported",
-        }[what]
-        if rank != 1:
-            culprit = {"peer_access": "rank 1 could not be set up"}.get(
-                what, "rank 1 could not get its workspace"
-            )
-        assert culprit in end
+    assert machine.launches() == []
     assert machine.ask("count") == before
-    assert (
-        machine.ask("execute", call["target"])
-        == ["13 entwine_jax: Initialize made no workspace"] * 4
-    )
     machine.ask("fail", "nothing", -1)
-    machine.made(4)
-    assert machine.ask("execute", call["target"]) == ["ok"] * 4
+    machine.start()
+    machine.succeed("execute", call["target"])
 
 
-def test_memory_for_the_exchange_is_missed_before_anybody_waits(machine, lowered):
+@pytest.mark.parametrize("what", WANTING)
+def test_nobody_waits_for_a_device_that_lacks_something(machine, lowered, what):
+    """A program of two calls, in groups of which one has the device and the other has not."""
+    rows, columns = calls_of_two_axes(lowered)
+    machine.load(rows, 4, columns)
+    machine.ask("one_program")
+    machine.succeed("prepare")
+    machine.ask("fail", what, 1)
+    machine.succeed("initialize")
+    ends = machine.ask("execute", rows["target"])
+    assert all("no workspace for rank" in end for end in ends[:4]), ends
+    assert ends[4:] == ["not made"] * 4
+    assert machine.launches() == []
+    machine.ask("fail", "nothing", -1)
+    machine.start()
+    machine.succeed("execute", rows["target"])
+
+
+def test_the_exchange_finds_its_memory_in_prepare(machine, lowered):
     machine.load(lowered("allreduce"), 4)
     machine.ask("fail", "malloc", 2)
     ends = machine.ask("prepare")
@@ -327,30 +357,50 @@ def test_memory_for_the_exchange_is_missed_before_anybody_waits(machine, lowered
     assert [end for i, end in enumerate(ends) if i != 2] == ["ok"] * 3
 
 
-def test_a_rank_of_another_process_is_refused_on_all(machine, lowered):
-    machine.load(lowered("allreduce"), 4)
-    machine.ask("prepare")
-    machine.ask("process", 3)
-    ends = machine.ask("initialize")
-    assert all("rank 3 is in another process" in end for end in ends[:3])
-    assert "is in another process" in ends[3]
-    assert machine.ask("report") == []
+def test_programs_that_begin_without_memory_do_not_wait(machine, lowered):
+    rows, columns = calls_of_two_axes(lowered)
+    machine.load(rows, 4, columns)
+    machine.succeed("prepare")
+    machine.ask("fail", "malloc", 1)
+    machine.succeed("initialize")
+    ends = machine.ask("execute", rows["target"])
+    assert all("no workspace for rank" in end for end in ends), ends
 
 
-def test_workspaces_of_several_sizes_are_refused_on_all(machine, lowered):
-    machine.load(lowered("allreduce"), 4)
-    machine.change(0, "slot_bytes", 1 << 20)
-    machine.ask("prepare")
-    ends = machine.ask("initialize")
-    assert all("rank 0 has a workspace of another size" in end for end in ends[1:])
-    assert "has a workspace of another size" in ends[0]
+def test_a_run_that_failed_does_not_fail_others(machine, lowered):
+    call = lowered("allreduce")
+    machine.load(call, 4)
+    machine.succeed("prepare")
+    machine.ask("fail", "malloc", 1)
+    for _ in range(70):  # more than are kept
+        machine.start()
+    assert all("no workspace" in end for end in machine.ask("execute", call["target"]))
+    machine.ask("fail", "nothing", -1)
+    machine.start()
+    machine.succeed("execute", call["target"])
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [("is in another process", ("process", 3)), ("has a workspace of another size", None)],
+)
+def test_ranks_that_cannot_go_together_are_refused_on_all(machine, lowered, words, change):
+    call = lowered("allreduce")
+    machine.load(call, 4)
+    if change is None:
+        machine.change(0, "slot_bytes", 1 << 20)
+    else:
+        machine.ask(*change)
+    machine.start()
+    assert all(words in end for end in machine.ask("execute", call["target"]))
     assert machine.ask("report") == []
 
 
 def test_communicators_at_the_addresses_of_others_are_refused(machine, lowered):
     machine.load(lowered("allreduce"), 4)
-    machine.made(4)
+    machine.start()
     machine.ask("shuffle")
+    machine.succeed("prepare")
     ends = machine.ask("initialize")
     changed = "13 entwine_jax: the communicators of XLA have changed; start the process anew"
     assert ends == [changed, "ok", "ok", changed]
@@ -359,8 +409,8 @@ def test_communicators_at_the_addresses_of_others_are_refused(machine, lowered):
 def test_once_a_wait_has_failed_every_rank_says_so(machine, lowered):
     call = lowered("allreduce")
     machine.load(call, 4)
-    machine.made(4)
-    assert machine.ask("execute", call["target"]) == ["ok"] * 4
+    machine.start()
+    machine.succeed("execute", call["target"])
     machine.launches()
     machine.ask("late_peer", 2, 3)
     ends = machine.ask("execute", call["target"])
@@ -375,8 +425,8 @@ def test_once_a_wait_has_failed_every_rank_says_so(machine, lowered):
 def test_the_rank_that_waits_for_nobody_is_named(machine, lowered):
     call = lowered("allgather")
     machine.load(call, 4)
-    machine.made(4)
-    assert machine.ask("execute", call["target"]) == ["ok"] * 4
+    machine.start()
+    machine.succeed("execute", call["target"])
     # Rank 1 did not send to 0 for want of 2, nor 0 to 3.
     for rank, peer, named in ((0, 1, "1 or 2 or 3"), (1, 2, "2 or 3"), (3, 0, "2")):
         machine.ask("late_peer", rank, peer)
@@ -399,6 +449,50 @@ def test_an_xla_that_gives_no_communicators_is_an_error(machine, lowered, state,
     machine.load(lowered("allreduce"), 4)
     machine.ask("collectives", state)
     assert all(words in end for end in machine.ask(stage))
+
+
+def test_a_communicator_of_another_size_is_refused(machine, lowered):
+    call = lowered("allreduce")
+    machine.load(call, 4)
+    machine.ask("collectives", "other_size")
+    machine.start()
+    ends = machine.ask("execute", call["target"])
+    assert all("group_size: must be the number of ranks" in end for end in ends), ends
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_calls_in_graphs_may_be_captured(machine, lowered, monkeypatch, kind):
+    call = lowered(kind)
+    monkeypatch.setattr(configuration, "_overridden", None)
+    entwine_jax.configure(graphs=True)
+    captured = lowered(kind)
+    assert machine.ask("captured", call["target"]) == ["0"]
+    assert machine.ask("captured", captured["target"]) == ["1"]
+    for target in (call["target"], captured["target"]):
+        machine.load(call, 4)
+        machine.start()
+        machine.succeed("execute", target)
+        assert {rank["op"] for rank in machine.launches()} == {str(LAUNCHED[kind]["op"])}
+    assert machine.ask("executions") == ["8"]
+
+
+def test_the_deadline_holds_for_calls_from_now_on(machine, lowered):
+    call = lowered("allreduce")
+    machine.load(call, 4)
+    machine.start()
+    machine.ask("deadline", 0.25)
+    machine.succeed("execute", call["target"])
+    assert {rank["deadline_ns"] for rank in machine.launches()} == {"250000000"}
+
+
+def test_peers_that_xla_has_enabled_are_no_error(machine, lowered):
+    call = lowered("allreduce")
+    for device, peer in ((0, 1), (0, 2), (3, 0)):
+        machine.ask("reaches", device, peer)
+    machine.load(call, 4)
+    machine.start()
+    machine.succeed("execute", call["target"])
+    assert {rank["reached"] for rank in machine.launches()} == {"1111"}
 
 
 def without(dictionary, name):
@@ -454,7 +548,7 @@ def test_operands_that_do_not_fit_are_refused_by_name(machine, lowered, name):
     role, place, wrong, words = SHAPES[name]
     call[role][place] = wrong
     machine.load(call, 4)
-    machine.made(4)
+    machine.start()
     assert all(words in end for end in machine.ask("execute", call["target"]))
     assert machine.launches() == []
 
@@ -464,7 +558,7 @@ def test_results_of_the_gather_that_do_not_fit_are_refused(machine, lowered, pla
     call = lowered("allgather")
     call["result"][place][1][0] -= 128
     machine.load(call, 4)
-    machine.made(4)
+    machine.start()
     assert all(f"{name}: the shape" in end for end in machine.ask("execute", call["target"]))
 
 
@@ -472,7 +566,7 @@ def test_rows_that_the_ranks_do_not_divide_are_refused(machine, lowered):
     call = lowered("reducescatter")
     call["operand"][0][1][0] -= 1
     machine.load(call, 4)
-    machine.made(4)
+    machine.start()
     ends = machine.ask("execute", call["target"])
     assert all("x: the ranks must divide its rows" in end for end in ends)
 
@@ -482,6 +576,6 @@ def test_float32_is_refused(machine, lowered):
     for role, place in (("operand", 0), ("operand", 1), ("result", 0)):
         call[role][place] = ("f32", call[role][place][1])
     machine.load(call, 4)
-    machine.made(4)
+    machine.start()
     ends = machine.ask("execute", call["target"])
     assert all("x: the dtype must be bfloat16 or float16" in end for end in ends)

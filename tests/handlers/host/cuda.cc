@@ -1,18 +1,30 @@
-// The CUDA runtime of the machine. Streams are done at once.
+// The CUDA runtime of the machine. Copies and fills are done when somebody waits for their stream, and
+// memory holds garbage at first.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cuda_runtime_api.h"
 #include "machine.h"
 
+struct Stream {
+  std::mutex mutex;
+  std::vector<std::function<void()>> work;
+};
+
 namespace {
+
+constexpr int kMaxDevices = 8;
+// Nobody reads more of the slots, which may be gigabytes.
+constexpr size_t kMostBytesFilled = 1 << 16;
 
 struct Allocation {
   size_t num_bytes;
@@ -23,6 +35,7 @@ std::mutex mutex;
 std::map<const char*, Allocation> allocations;
 std::set<std::pair<int, int>> peers;
 std::pair<std::string, int> failing{"nothing", -1};
+Stream streams[kMaxDevices], default_streams[kMaxDevices];
 thread_local int current = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -33,10 +46,20 @@ cudaError_t answer(cudaError_t error) {
 
 bool fails(const char* what) { return failing == std::pair{std::string(what), current}; }
 
+Stream& stream_at(cudaStream_t stream) {
+  return stream == nullptr ? default_streams[current] : *stream;
+}
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+  const std::lock_guard lock(stream_at(stream).mutex);
+  stream_at(stream).work.push_back(std::move(work));
+}
+
 cudaError_t allocate(const char* what, void** pointer, size_t num_bytes) {
   const std::lock_guard lock(mutex);
   if (fails(what)) return answer(cudaErrorMemoryAllocation);
   *pointer = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);
+  std::memset(*pointer, 0x5a, std::min(num_bytes, kMostBytesFilled));
   allocations[static_cast<char*>(*pointer)] = {num_bytes, current};
   return cudaSuccess;
 }
@@ -56,6 +79,18 @@ void fail(const std::string& what, int device) {
   const std::lock_guard lock(mutex);
   failing = {what, device};
 }
+
+void enable_peer_access(int device, int peer) {
+  const std::lock_guard lock(mutex);
+  peers.insert({device, peer});
+}
+
+bool reaches(int device, int peer) {
+  const std::lock_guard lock(mutex);
+  return device == peer || peers.contains({device, peer});
+}
+
+cudaStream_t stream_of(int device) { return &streams[device]; }
 
 int owner(const void* address) {
   const std::lock_guard lock(mutex);
@@ -90,12 +125,15 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  const std::lock_guard lock(mutex);
+  if (fails("attribute")) return answer(cudaErrorMemoryAllocation);
   *value = machine::kNumSms;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   const std::lock_guard lock(mutex);
+  if (peer == current) return answer(cudaErrorInvalidDevice);
   if (fails("peer_access")) return answer(cudaErrorPeerAccessUnsupported);
   return answer(peers.insert({current, peer}).second ? cudaSuccess
                                                      : cudaErrorPeerAccessAlreadyEnabled);
@@ -114,16 +152,22 @@ cudaError_t cudaHostAlloc(void** pointer, size_t num_bytes, unsigned) {
 cudaError_t cudaFreeHost(void* pointer) { return release(pointer); }
 
 cudaError_t cudaMemset(void* pointer, int value, size_t num_bytes) {
-  // The beginning of it: nobody reads the rest, which may be gigabytes.
-  std::memset(pointer, value, std::min<size_t>(num_bytes, 4096));
+  enqueue(nullptr, [=] { std::memset(pointer, value, std::min(num_bytes, kMostBytesFilled)); });
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  std::memcpy(to, from, num_bytes);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // long enough for others to meddle
+                            cudaStream_t stream) {
+  enqueue(stream, [=] { std::memcpy(to, from, num_bytes); });
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  {
+    const std::lock_guard lock(stream_at(stream).mutex);
+    for (const auto& work : stream_at(stream).work) work();
+    stream_at(stream).work.clear();
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // long enough for others to meddle
+  return cudaSuccess;
+}

@@ -8,6 +8,7 @@ using cudaStream_t = struct Stream*;
 using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0;
 constexpr cudaError_t cudaErrorMemoryAllocation = 2;
+constexpr cudaError_t cudaErrorInvalidDevice = 101;
 constexpr cudaError_t cudaErrorPeerAccessUnsupported = 217;
 constexpr cudaError_t cudaErrorPeerAccessAlreadyEnabled = 704;
 

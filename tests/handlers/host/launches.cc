@@ -1,7 +1,9 @@
 #include "launches.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -20,7 +22,22 @@ std::map<int, entwine::PeerWindow> last_windows;
 namespace entwine {
 namespace {
 
-void load() {}
+std::set<int> loaded;  // devices that have the kernels
+
+void load() {
+  int device = -1;
+  cudaGetDevice(&device);
+  const std::lock_guard lock(mutex);
+  loaded.insert(device);
+}
+
+// Clear to begin with; slots of NaNs.
+bool is_ready(const PeerWindow& window) {
+  const ControlBlock& own = *window.control[window.rank];
+  const auto* words = reinterpret_cast<const unsigned char*>(&own);
+  return std::all_of(words, words + sizeof(own), [](unsigned char byte) { return byte == 0; }) &&
+         window.slots[window.rank][0] == 0xff && window.failure->kind == kWaitNone;
+}
 
 void launch(const Call& call, const RowBlocks&, const Schedule& s, const PeerWindow& window,
             int num_ctas, cudaStream_t stream) {
@@ -33,10 +50,14 @@ void launch(const Call& call, const RowBlocks&, const Schedule& s, const PeerWin
     }
     return text;
   };
+  std::string reached;
+  for (int peer = 0; peer < window.num_ranks; peer++) {
+    reached += machine::reaches(device, machine::owner(window.control[peer])) ? '1' : '0';
+  }
   std::ostringstream line;
   const auto word = [&](const char* name, auto value) { line << name << '=' << value << ' '; };
   word("device", device);
-  word("stream", reinterpret_cast<uintptr_t>(stream) - 1000);
+  word("own_stream", stream == machine::stream_of(device));
   word("op", static_cast<int>(call.op));
   word("float16", call.dtype == Dtype::kFloat16);
   word("w_transposed", call.w_transposed);
@@ -68,9 +89,13 @@ void launch(const Call& call, const RowBlocks&, const Schedule& s, const PeerWin
   word("control", owners(window.control));
   word("slots", owners(window.slots));
   word("failure", machine::owner(window.failure));
+  word("reached", reached);
+  word("ready", is_ready(window));
+  word("max_slots", window.max_slots);
   word("parity_bytes", window.parity_bytes);
   word("deadline_ns", window.deadline_ns);
   const std::lock_guard lock(mutex);
+  word("loaded", loaded.contains(device));
   lines.push_back(line.str());
   last_windows[device] = window;
 }

@@ -3,12 +3,19 @@
 
 #include <string>
 
+#include "cuda_runtime_api.h"
+
 namespace machine {
 
 constexpr int kNumSms = 132;
 
-// From now on `what` fails on `device`: malloc, host_alloc or peer_access. "nothing": nothing fails.
+// From now on `what` fails on `device`: malloc, host_alloc, attribute or peer_access. "nothing": nothing.
 void fail(const std::string& what, int device);
+// As XLA may have done.
+void enable_peer_access(int device, int peer);
+bool reaches(int device, int peer);
+// The stream that XLA gives for a device.
+cudaStream_t stream_of(int device);
 // The device whose memory this address lies in; -1: none.
 int owner(const void* address);
 // Allocations that have not been freed.

@@ -9,13 +9,19 @@
 // operand D DTYPE SIZE ...     the next operand, and below the next result; the memory of each begins
 // result D DTYPE SIZE ...      with its number, counted from 0 over operands and results
 // prepare | initialize | execute TARGET    the stage of all programs on all devices at once: how each
-//                              ended, program after program
+//                              ended, program after program. A run begins with prepare
+// one_program                  from now on the programs are the calls of one: a device makes them in turn,
+//                              and ends at the first error
 // launches                     since the last time
 // fail WHAT D                  in machine.h
-// collectives right | missing | new_major_version | refusing
+// reaches D PEER               XLA has enabled it
+// collectives right | missing | new_major_version | refusing | other_size
 // shuffle                      of xla.h
 // process D                    device D is taken for one of another process
 // late_peer D PEER             the last kernel on D has waited too long for PEER
+// deadline SECONDS
+// captured TARGET              whether XLA may capture it in a CUDA graph
+// executions                   of handlers, so far
 // report                       the workspaces: device, rank, ranks, bytes of slots and of control
 // count                        errors not destroyed, allocations not freed
 #include <unistd.h>
@@ -38,7 +44,8 @@ namespace {
 xla_side::Runtime runtime;
 std::vector<std::vector<xla_side::CustomCall>> programs;  // by device
 size_t chosen = 0;                                        // among them
-int other_process = -1;                                   // the device of it
+bool one_program = false;
+int other_process = -1;  // the device of it
 
 XLA_FFI_DataType dtype_named(const std::string& name) {
   if (name == "bf16") return XLA_FFI_DataType_BF16;
@@ -72,29 +79,44 @@ void add_buffer(xla_side::CustomCall& call, int device, bool is_result, std::ist
   (is_result ? call.results : call.operands).push_back(buffer);
 }
 
+// One stage of one call on one device.
+std::string run_on(int device, XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage,
+                   xla_side::CustomCall& call) {
+  const int before = 99;  // no rank's: a handler has to choose its device, and to restore this
+  cudaSetDevice(before);
+  std::string end = runtime.run(handler, stage, call, device);
+  int after = -1;
+  cudaGetDevice(&after);
+  if (after != before) end += " and left another device";
+  if (cudaGetLastError() != cudaSuccess) end += " and left an error of CUDA";
+  std::replace(end.begin(), end.end(), '\n', ' ');
+  return end;
+}
+
 void run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage) {
-  const size_t num_devices = programs.at(0).size();
-  std::vector<std::string> ends(programs.size() * num_devices);
-  std::vector<std::thread> ranks;
-  std::latch start(static_cast<ptrdiff_t>(ends.size()));
+  const size_t num_devices = programs.at(0).size(), num_calls = programs.size();
+  std::vector<std::string> ends(num_calls * num_devices);
+  std::vector<std::vector<size_t>> in_turn;  // by thread
   for (size_t i = 0; i < ends.size(); i++) {
-    ranks.emplace_back([&, i] {
-      const int before = 99;  // no rank's: a handler has to choose its device, and to restore this
-      cudaSetDevice(before);
-      start.arrive_and_wait();
-      const size_t device = i % num_devices;
-      xla_side::CustomCall& call = programs[i / num_devices][device];
-      ends[i] = runtime.run(handler, stage, call, static_cast<int>(device));
-      int after = -1;
-      cudaGetDevice(&after);
-      if (after != before) ends[i] += " and left another device";
-    });
+    if (!one_program || i < num_devices) in_turn.emplace_back();
+    in_turn[one_program ? i % num_devices : i].push_back(i);
   }
-  for (std::thread& rank : ranks) rank.join();
-  for (std::string& end : ends) {
-    std::replace(end.begin(), end.end(), '\n', ' ');
-    std::cout << end << '\n';
+  std::latch start(static_cast<ptrdiff_t>(in_turn.size()));
+  {
+    std::vector<std::jthread> threads;
+    for (const std::vector<size_t>& turns : in_turn) {
+      threads.emplace_back([&] {
+        start.arrive_and_wait();
+        for (const size_t i : turns) {
+          const size_t device = i % num_devices;
+          ends[i] =
+              run_on(static_cast<int>(device), handler, stage, programs[i / num_devices][device]);
+          if (ends[i] != "ok") return;
+        }
+      });
+    }
   }
+  for (const std::string& end : ends) std::cout << (end.empty() ? "not made" : end) << '\n';
 }
 
 XLA_FFI_Handler* target_named(const std::string& name) {
@@ -109,9 +131,10 @@ void obey(const std::string& command, std::istream& words) {
   static const std::map<std::string, Kind> kinds{{"right", Kind::kRight},
                                                  {"missing", Kind::kMissing},
                                                  {"new_major_version", Kind::kNewMajorVersion},
-                                                 {"refusing", Kind::kRefusing}};
+                                                 {"refusing", Kind::kRefusing},
+                                                 {"other_size", Kind::kOtherSize}};
   std::string name;
-  int device = 0;
+  int device = 0, peer = 0;
   if (command == "programs") {
     size_t num_programs = 0, num_devices = 0;
     words >> num_programs >> num_devices;
@@ -119,6 +142,8 @@ void obey(const std::string& command, std::istream& words) {
     chosen = 0;
   } else if (command == "program") {
     words >> chosen;
+  } else if (command == "one_program") {
+    one_program = true;
   } else if (command == "attribute") {
     words >> device >> name;
     set_attribute(programs.at(chosen).at(device), name, words);
@@ -126,6 +151,7 @@ void obey(const std::string& command, std::istream& words) {
     words >> device;
     add_buffer(programs.at(chosen).at(device), device, command == "result", words);
   } else if (command == "prepare") {
+    runtime.run_id++;
     run(entwine::prepare_call, XLA_FFI_ExecutionStage_PREPARE);
   } else if (command == "initialize") {
     run(entwine::initialize_call, XLA_FFI_ExecutionStage_INITIALIZE);
@@ -137,6 +163,18 @@ void obey(const std::string& command, std::istream& words) {
   } else if (command == "fail") {
     words >> name >> device;
     machine::fail(name, device);
+  } else if (command == "reaches") {
+    words >> device >> peer;
+    machine::enable_peer_access(device, peer);
+  } else if (command == "deadline") {
+    double seconds = 0;
+    words >> seconds;
+    entwine::set_deadline(seconds);
+  } else if (command == "captured") {
+    words >> name;
+    std::cout << runtime.may_be_captured(target_named(name)) << '\n';
+  } else if (command == "executions") {
+    std::cout << entwine::num_executions() << '\n';
   } else if (command == "collectives") {
     words >> name;
     runtime.collectives = kinds.at(name);
@@ -145,7 +183,6 @@ void obey(const std::string& command, std::istream& words) {
   } else if (command == "process") {
     words >> other_process;
   } else if (command == "late_peer") {
-    int peer = 0;
     words >> device >> peer;
     launches::fail_last(device, peer);
   } else if (command == "report") {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "communicator.h"
+#include "cuda_runtime_api.h"
 
 extern "C" {
 
@@ -16,9 +17,11 @@ int ncclCommCount(void* communicator, int* num_ranks) {
   return 0;
 }
 
-// An error, where NCCL would wait forever: a rank did not come.
-int ncclAllGather(const void* mine, void* all, size_t num_bytes, int, void* communicator, void*) {
+// Behind what its stream has to do. An error, where NCCL would wait forever: a rank did not come.
+int ncclAllGather(const void* mine, void* all, size_t num_bytes, int, void* communicator,
+                  void* stream) {
   constexpr int kNcclSystemError = 2;
+  cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
   const auto& [clique, rank, num_ranks] = *static_cast<Communicator*>(communicator);
   std::unique_lock lock(clique->mutex);
   const auto meet = [&] {
@@ -29,7 +32,7 @@ int ncclAllGather(const void* mine, void* all, size_t num_bytes, int, void* comm
       clique->changed.notify_all();
       return true;
     }
-    return clique->changed.wait_for(lock, std::chrono::seconds(20),
+    return clique->changed.wait_for(lock, std::chrono::seconds(10),
                                     [&] { return clique->num_meetings != meeting; });
   };
   clique->words.resize(num_ranks * num_bytes);

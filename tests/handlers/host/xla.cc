@@ -1,7 +1,8 @@
 #include "xla.h"
 
 #include <algorithm>
-#include <atomic>
+
+#include "machine.h"
 
 struct XLA_FFI_Error {
   std::string message;
@@ -15,6 +16,7 @@ struct XLA_FFI_CollectivesState {
 
 struct XLA_FFI_InvokeContext {
   int device;
+  int64_t run_id;
   const XLA_FFI_Collectives_Extension* collectives;  // null: there is none
 };
 
@@ -47,8 +49,11 @@ XLA_FFI_Api make_api() {
   };
   api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) { destroy_error(args->error); };
   api.XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) -> XLA_FFI_Error* {
-    // A stream is known by its device.
-    args->stream = reinterpret_cast<void*>(uintptr_t{1000} + args->ctx->device);
+    args->stream = machine::stream_of(args->ctx->device);
+    return nullptr;
+  };
+  api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
+    args->run_id = args->ctx->run_id;
     return nullptr;
   };
   api.XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) -> XLA_FFI_Error* {
@@ -168,9 +173,13 @@ XLA_FFI_Error* Runtime::request(int device, const XLA_FFI_Communicator_Request_A
   const std::lock_guard lock(mutex_);
   Member& member = cliques_[ids];
   if (member.of_rank.empty()) {
-    for (size_t rank = 0; rank < ids.size(); rank++) {
-      member.of_rank.push_back(
-          {member.clique.get(), static_cast<int>(rank), static_cast<int>(ids.size())});
+    const int num_ranks = static_cast<int>(ids.size());
+    for (int rank = 0; rank < num_ranks; rank++) {
+      if (collectives == Collectives::kOtherSize) {
+        member.of_rank.push_back({&member.cliques.emplace_back(), 0, 1});
+      } else {
+        member.of_rank.push_back({&member.cliques.front(), rank, num_ranks});
+      }
     }
   }
   return nullptr;
@@ -194,6 +203,25 @@ void Runtime::shuffle_communicators() {
   for (auto& [ids, member] : cliques_) std::swap(member.of_rank.front(), member.of_rank.back());
 }
 
+bool Runtime::may_be_captured(XLA_FFI_Handler* handler) {
+  static const XLA_FFI_Api api = make_api();
+  XLA_FFI_Metadata metadata{};
+  metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
+  XLA_FFI_Metadata_Extension asked{};
+  asked.extension_base = {XLA_FFI_Metadata_Extension_STRUCT_SIZE, XLA_FFI_Extension_Metadata,
+                          nullptr};
+  asked.metadata = &metadata;
+  XLA_FFI_CallFrame frame{};
+  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  frame.extension_start = &asked.extension_base;
+  frame.api = &api;
+  if (XLA_FFI_Error* error = handler(&frame)) {
+    destroy_error(error);
+    return false;
+  }
+  return (metadata.traits & XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) != 0;
+}
+
 std::string Runtime::run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, CustomCall& call,
                          int device) {
   static const XLA_FFI_Api api = make_api();
@@ -214,7 +242,7 @@ std::string Runtime::run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage,
                                   XLA_FFI_Communicator_Get_Args* args) {
     return self->state->runtime->communicator(self->state->device, *args);
   };
-  XLA_FFI_InvokeContext context{device,
+  XLA_FFI_InvokeContext context{device, run_id,
                                 collectives == Collectives::kMissing ? nullptr : &extension};
 
   XLA_FFI_CallFrame frame{};

@@ -1,10 +1,10 @@
 // XLA's side of a custom call: the frame of a stage on one device, communicators, and errors.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <variant>
@@ -30,16 +30,20 @@ struct CustomCall {
   std::map<std::string, Attribute> attributes;  // by name, as XLA sorts them
 };
 
-// What is wrong with the extension that gives communicators.
-enum class Collectives { kRight, kMissing, kNewMajorVersion, kRefusing };
+// What is wrong with the extension that gives communicators, or with them.
+enum class Collectives { kRight, kMissing, kNewMajorVersion, kRefusing, kOtherSize };
 
 class Runtime {
  public:
   // Runs one stage of the call on a device; "ok", or the code and the words of the error.
   std::string run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, CustomCall& call,
                   int device);
+  // Whether XLA may capture the handler in a CUDA graph.
+  bool may_be_captured(XLA_FFI_Handler* handler);
 
   Collectives collectives = Collectives::kRight;
+  // What all devices of a run have in common.
+  std::atomic<int64_t> run_id = 0;
   // Gives the communicators of every clique to other ranks, as when XLA has made new ones at old
   // addresses.
   void shuffle_communicators();
@@ -49,7 +53,7 @@ class Runtime {
 
  private:
   struct Member {
-    std::unique_ptr<Clique> clique = std::make_unique<Clique>();
+    std::deque<Clique> cliques{1};
     std::deque<Communicator> of_rank;
   };
   std::mutex mutex_;

@@ -1,0 +1,19 @@
+// What kept a run of a program from being set up, told by Execute on all of its devices.
+//
+// XLA ends only the device that returns an error from Initialize. The others would go on and wait for it: in
+// the exchange of another group, or where XLA gathers its devices before they execute, which ends the
+// process after half a minute. So Initialize notes what failed, and goes on too.
+#pragma once
+
+#include <functional>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace entwine {
+
+// Notes what `body` throws.
+void note_failure(xla::ffi::RunId run, const std::function<void()>& body);
+// Throws what was noted for the run on any device, best by the rank that failed itself.
+void throw_noted_failure(xla::ffi::RunId run);
+
+}  // namespace entwine
