@@ -97,6 +97,10 @@ class Machine:
         elif value is not None:
             self.ask("attribute", device, name, value)
 
+    def read_stderr(self):
+        """The next line, once it comes."""
+        return self._process.stderr.readline()
+
     def launches(self):
         """What was launched since the last time, by device."""
         lines = [dict(word.split("=") for word in line.split()) for line in self.ask("launches")]
@@ -420,6 +424,8 @@ def test_once_a_wait_has_failed_every_rank_says_so(machine, lowered):
     )
     assert all(end.startswith(said) for end in ends), ends
     assert machine.launches() == []
+    # XLA's own error says less, so that it is printed too.
+    assert machine.read_stderr().startswith(said.removeprefix("13 "))
 
 
 def test_the_rank_that_waits_for_nobody_is_named(machine, lowered):

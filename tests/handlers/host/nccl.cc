@@ -20,7 +20,8 @@ int ncclCommCount(void* communicator, int* num_ranks) {
 // Behind what its stream has to do. An error, where NCCL would wait forever: a rank did not come.
 int ncclAllGather(const void* mine, void* all, size_t num_bytes, int, void* communicator,
                   void* stream) {
-  constexpr int kNcclSystemError = 2;
+  constexpr int kNcclSystemError = 2, kNcclInvalidArgument = 4;
+  if (stream == nullptr) return kNcclInvalidArgument;  // XLA has given one
   cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
   const auto& [clique, rank, num_ranks] = *static_cast<Communicator*>(communicator);
   std::unique_lock lock(clique->mutex);
