@@ -12,8 +12,8 @@ from entwine_jax.schedule.simulate import Simulation
 from entwine_jax.schedule.timeline import together_us
 from entwine_jax.trace.events import decode
 
-# What comes before the traced calls, twice: 20 ms of work ran 8 to 12% faster than sustained work, which
-# is what the simulator knows. After 0.8 s of it a power cap slowed the next calls by up to 30%.
+# What comes before the traced calls, twice: 20 ms of work ran 8 to 12% faster than sustained work,
+# which is what the simulator knows. After 0.8 s a power cap slowed the next calls by up to 30%.
 SUSTAINED_US = 2e5
 
 # During one call the clock may be 25% lower than during its neighbours.

@@ -362,11 +362,13 @@ def test_the_exchange_finds_its_memory_in_prepare(machine, lowered):
 
 
 def test_programs_that_begin_without_memory_do_not_wait(machine, lowered):
+    """What the first Prepare took is enough for exchanges at the same time."""
     rows, columns = calls_of_two_axes(lowered)
-    machine.load(rows, 4, columns)
+    machine.load(rows, 4)
     machine.succeed("prepare")
+    machine.load(rows, 4, columns)
     machine.ask("fail", "malloc", 1)
-    machine.succeed("initialize")
+    machine.start()
     ends = machine.ask("execute", rows["target"])
     assert all("no workspace for rank" in end for end in ends), ends
 
