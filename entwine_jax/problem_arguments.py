@@ -13,7 +13,8 @@ OP_NAMES = {"ar": ALLREDUCE, "rs": REDUCESCATTER, "ag": ALLGATHER}
 # the others.
 SHAPES_HELP = (
     "global shapes: x is [M, K], w [K, N]. With --op ag N and K are swapped: x is [M, N], w "
-    "[N, K], so N is --k and K is --n of explain and trace. Or the lists core, suite and held-out"
+    "[N, K], so N is --k and K is --n of explain and trace. Or the lists core, suite, held-out "
+    "and decode (few rows)"
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 from entwine_jax import measured
 from entwine_jax.__main__ import main
 from entwine_jax.bench import breakdown, measure, programs, report, timing, verify
-from entwine_jax.bench.cases import CORE, HELD_OUT, SUITE, Shape, parse_shapes
+from entwine_jax.bench.cases import CORE, DECODE, HELD_OUT, SUITE, Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.ops import AXIS, OPS, TimedOp
 from entwine_jax.problem_arguments import OP_NAMES
@@ -365,7 +365,8 @@ def test_shapes_are_read_and_checked():
     assert set(CORE) < set(SUITE)
     assert parse_shapes("held-out;core;1,2,3") == (*HELD_OUT, *CORE, Shape(1, 2, 3))
     assert len(set(HELD_OUT) - set(SUITE)) == 20
-    for shape in HELD_OUT:
+    assert {shape.m for shape in parse_shapes("decode")} == {8, 16, 32, 64, 128}
+    for shape in (*HELD_OUT, *DECODE):
         assert all(op.why_not(shape, 8) is None for op in OPS.values())
     for wrong in ("1,2", "1,2,3,4", "a,b,c", "0,8,8"):
         with pytest.raises(ValueError, match="shape"):

@@ -66,11 +66,18 @@ HELD_OUT = (
     Shape(512, 14336, 57344),  # BLOOM-176B down
 )
 
-NAMED = {"core": CORE, "suite": SUITE, "held-out": HELD_OUT}
+# Few rows, as when a model decodes so many sequences at once.
+DECODE = tuple(
+    Shape(m, n, k)
+    for n, k in ((8192, 28672), (8192, 8192), *MODELS.values())
+    for m in (8, 16, 32, 64, 128)
+)
+
+NAMED = {"core": CORE, "suite": SUITE, "held-out": HELD_OUT, "decode": DECODE}
 
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
-    """Reads `m,n,k;m,n,k`; the names core, suite and held-out stand for the lists above.
+    """Reads `m,n,k;m,n,k`; the names core, suite, held-out and decode stand for the lists above.
 
     Raises:
         ValueError: a shape that is not three ints of 1 or more.

@@ -84,7 +84,7 @@ def _split(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
     """The tiles and parts of k that use the SMs best: the fewest columns of a whole k for an SM.
 
     Only where tiles are fewer than SMs; else parts of k would but add to what is sent. No choice of
-    the model, as calls with them were not timed on several GPUs.
+    the model, as calls with them were timed at a few sizes only.
     """
     num_sms = problem.hardware.num_sms
     if problem.op == ALLGATHER or num_tiles(problem, Schedule(tile_n=min(TILE_WIDTHS))) >= num_sms:

@@ -21,7 +21,7 @@ DEFAULT_SLOT_BYTES = 256 * 2**20
 MARGIN = 0.03
 
 # With fewer rows than this a matmul is bound by reading its weights, and the collective by its
-# latency. Of that only the matmul was measured, on one GPU: the model does not choose there.
+# latency. Some sizes were measured, on 2 GPUs, and are in the table: the model does not choose.
 FEWEST_ROWS = 256
 
 Source = Literal["override", "table", "model"]
