@@ -5,6 +5,7 @@ lowering.py writes, XLA's own headers decode them, and ThreadSanitizer watches.
 """
 
 import os
+import select
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,9 @@ class Machine:
             self.ask("attribute", device, name, value)
 
     def read_stderr(self):
-        """The next line, once it comes."""
+        """The next line, if one comes within ten seconds."""
+        ready, _, _ = select.select([self._process.stderr], [], [], 10)
+        assert ready, "nothing was written to standard error"
         return self._process.stderr.readline()
 
     def launches(self):
