@@ -1,4 +1,4 @@
-# make example | test | test-gpu | sanitize | lint | build | inplace | clean
+# make example | test | test-gpu | sanitize | figures | lint | build | inplace | clean
 #
 # Without PYTHON=..., these make .venv and install what they need into it (first run: minutes).
 # With PYTHON=/path/to/python they use that environment as it is and install nothing.
@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := test
-.PHONY: example test test-gpu sanitize lint build inplace clean
+.PHONY: example test test-gpu sanitize figures lint build inplace clean
 
 # The oldest supported JAX: the compiled module runs on this one and on newer ones.
 JAX_VERSION := 0.11.2
@@ -45,6 +45,15 @@ test-gpu: $(ready)
 
 sanitize: $(ready)
 	$(python) tools/sanitize.py
+
+# README's tables for RANKS GPUs, the times behind them beside it.
+figures: $(ready)
+	@test -n '$(RANKS)' || { echo 'make figures RANKS=2: how many GPUs?' >&2; exit 2; }
+	@mkdir -p build/figures
+	for op in ar rs ag; do PYTHONPATH=. $(python) -m entwine_jax bench --op $$op --ranks $(RANKS) \
+	  --rounds 3 --markdown README.md --json build/figures/$$op-$(RANKS).json || exit; done
+	PYTHONPATH=. $(python) examples/benchmark_layer.py --ranks $(RANKS) --rounds 3 \
+	  --markdown README.md --json build/figures/layer-$(RANKS).json
 
 lint: $(ready)
 	@tools/lint $(python)

@@ -27,7 +27,8 @@ static __global__ void hold_sms(volatile int* arrived, const volatile int* go, u
 // Holds all SMs of some devices but `num_free` of each, for as long as it lives.
 class HeldSms {
  public:
-  HeldSms(const std::vector<int>& devices, int num_free) {
+  // Delegates, so that the destructor releases what is held already if a later step throws.
+  HeldSms(const std::vector<int>& devices, int num_free) : HeldSms() {
     constexpr int kWholeSmBytes = 200 << 10;
     // Everything that could wait for a running kernel comes before the first of them is started.
     for (int device : devices) {
@@ -84,6 +85,8 @@ class HeldSms {
   }
 
  private:
+  HeldSms() = default;
+
   struct Held {
     int device;
     int* words;  // arrived, go

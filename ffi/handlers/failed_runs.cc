@@ -1,7 +1,8 @@
 #include "handlers/failed_runs.h"
 
+#include <algorithm>
+#include <deque>
 #include <exception>
-#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -14,9 +15,19 @@ namespace {
 // The runs that failed last: nothing tells when the last device of a run has asked.
 constexpr size_t kMostRuns = 64;
 
+struct FailedRun {
+  int64_t id;
+  std::string words;
+};
+
 struct FailedRuns {
   std::mutex mutex;
-  std::map<int64_t, std::string> words;  // by run, whose ids grow
+  std::deque<FailedRun> runs;  // in the order in which they failed: XLA's ids have none
+
+  std::string* find(int64_t id) {
+    const auto found = std::ranges::find(runs, id, &FailedRun::id);
+    return found == runs.end() ? nullptr : &found->words;
+  }
 };
 
 // Never destroyed: threads of XLA may outlive statics.
@@ -39,18 +50,18 @@ void note_failure(xla::ffi::RunId run, const std::function<void()>& body) {
     words = error.what();
   }
   const std::lock_guard lock(failed_runs().mutex);
-  auto& of_run = failed_runs().words;
-  std::string& told = of_run[run.run_id];
-  if (told.empty() || !knows_less) told = words;
-  if (of_run.size() > kMostRuns) of_run.erase(of_run.begin());
+  if (std::string* told = failed_runs().find(run.run_id)) {
+    if (!knows_less) *told = words;
+    return;
+  }
+  auto& runs = failed_runs().runs;
+  runs.push_back({run.run_id, words});
+  if (runs.size() > kMostRuns) runs.pop_front();
 }
 
 void throw_noted_failure(xla::ffi::RunId run) {
   const std::lock_guard lock(failed_runs().mutex);
-  const auto& words = failed_runs().words;
-  if (const auto found = words.find(run.run_id); found != words.end()) {
-    throw std::runtime_error(found->second);
-  }
+  if (const std::string* told = failed_runs().find(run.run_id)) throw std::runtime_error(*told);
 }
 
 }  // namespace entwine

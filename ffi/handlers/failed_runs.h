@@ -1,8 +1,9 @@
 // What kept a run of a program from being set up, told by Execute on all of its devices.
 //
-// XLA ends only the device that returns an error from Initialize. The others would go on and wait for it: in
-// the exchange of another group, or where XLA gathers its devices before they execute, which ends the
-// process after half a minute. So Initialize notes what failed, and goes on too.
+// XLA ends only the device that returns an error from Prepare or Initialize. The others would go on and wait
+// for it: in the exchange of another group, or where XLA gathers its devices before they execute, which
+// ends the process after half a minute. So these stages note what failed on one device, and go on too; errors
+// that all devices have alike, such as wrong attributes, they return.
 #pragma once
 
 #include <functional>

@@ -39,15 +39,21 @@ ffi::Error guarded(Body body) {
 
 void load_kernels_once(int device) {
   constexpr int kMaxDevices = 64;
-  static std::once_flag loaded[kMaxDevices];
+  static struct {
+    std::mutex mutex;
+    bool loaded = false;
+  } of_device[kMaxDevices];
   if (device < 0 || device >= kMaxDevices) throw std::runtime_error("too many devices");
-  std::call_once(loaded[device], load_kernels);
+  auto& [mutex, loaded] = of_device[device];
+  const std::lock_guard lock(mutex);
+  if (!loaded) load_kernels();
+  loaded = true;
 }
 
-ffi::Error prepare(int32_t device, Extension collectives, Attributes attributes) {
+ffi::Error prepare(int32_t device, ffi::RunId run, Extension collectives, Attributes attributes) {
   return guarded([&] {
     const DeviceScope scope(device);
-    load_kernels_once(device);
+    note_failure(run, [&] { load_kernels_once(device); });
     NcclExchange::prepare();
     ReplicaGroups(attributes.replica_groups, attributes.group_size).request(collectives);
   });
@@ -65,15 +71,15 @@ ffi::Error initialize(cudaStream_t stream, int32_t device, ffi::RunId run, Exten
         ReplicaGroups(attributes.replica_groups, attributes.group_size).communicator(collectives);
     NcclExchange exchange(communicator, stream);
     const WorkspaceKey key{communicator, static_cast<size_t>(attributes.slot_bytes)};
-    if (const Workspace* known = find_workspace(key)) {
+    note_failure(run, [&] {
+      const Workspace* known = find_workspace(key);
+      if (known == nullptr) return make_workspace(key, exchange);
       // XLA may have given the address of a communicator that it had destroyed to a new one.
       if (known->window.rank != exchange.rank() ||
           known->window.num_ranks != exchange.num_ranks() || known->device != device) {
         throw std::runtime_error("the communicators of XLA have changed; start the process anew");
       }
-      return;
-    }
-    note_failure(run, [&] { make_workspace(key, exchange); });
+    });
   });
 }
 
@@ -97,7 +103,10 @@ ffi::Error execute(cudaStream_t stream, int32_t device, ffi::RunId run, Extensio
         ReplicaGroups(attributes.replica_groups, attributes.group_size).communicator(collectives);
     const Workspace* workspace =
         find_workspace({communicator, static_cast<size_t>(attributes.slot_bytes)});
-    if (workspace == nullptr) throw std::runtime_error("Initialize made no workspace");
+    if (workspace == nullptr) {
+      throw std::runtime_error(
+          "there is no workspace. ENTWINE_JAX_DISABLE=1 runs everything as plain lax.");
+    }
     if (workspace->window.num_ranks != attributes.group_size) {
       throw InvalidCall("group_size: must be the number of ranks of the communicator");
     }
@@ -183,6 +192,7 @@ const std::array<Target, 6> kTargets{{
 XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::BindPrepare()
                              .Ctx<ffi::DeviceOrdinal>()
+                             .Ctx<ffi::RunId>()
                              .Ctx<ffi::Extension<Collectives>>()
                              .Attrs<Attributes>()
                              .To(prepare)

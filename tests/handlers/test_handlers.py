@@ -356,6 +356,19 @@ def test_nobody_waits_for_a_device_that_lacks_something(machine, lowered, what):
     machine.succeed("execute", rows["target"])
 
 
+def test_a_device_that_cannot_load_the_kernels_ends_the_run_on_all(machine, lowered):
+    call = lowered("allreduce")
+    machine.load(call, 4)
+    machine.ask("fail", "load", 1)
+    machine.start()
+    ends = machine.ask("execute", call["target"])
+    assert ends == ["13 entwine_jax: loading the fused kernel"] * 4
+    assert machine.launches() == []
+    machine.ask("fail", "nothing", -1)
+    machine.start()
+    machine.succeed("execute", call["target"])
+
+
 def test_the_exchange_finds_its_memory_in_prepare(machine, lowered):
     machine.load(lowered("allreduce"), 4)
     machine.ask("fail", "malloc", 2)
@@ -383,7 +396,8 @@ def test_a_run_that_failed_does_not_fail_others(machine, lowered):
     machine.ask("fail", "malloc", 1)
     for _ in range(70):  # more than are kept
         machine.start()
-    assert all("no workspace" in end for end in machine.ask("execute", call["target"]))
+        assert all("no workspace" in end for end in machine.ask("execute", call["target"]))
+    assert machine.launches() == []
     machine.ask("fail", "nothing", -1)
     machine.start()
     machine.succeed("execute", call["target"])
@@ -406,13 +420,14 @@ def test_ranks_that_cannot_go_together_are_refused_on_all(machine, lowered, word
 
 
 def test_communicators_at_the_addresses_of_others_are_refused(machine, lowered):
-    machine.load(lowered("allreduce"), 4)
+    call = lowered("allreduce")
+    machine.load(call, 4)
     machine.start()
     machine.ask("shuffle")
-    machine.succeed("prepare")
-    ends = machine.ask("initialize")
+    machine.start()
     changed = "13 entwine_jax: the communicators of XLA have changed; start the process anew"
-    assert ends == [changed, "ok", "ok", changed]
+    assert machine.ask("execute", call["target"]) == [changed] * 4
+    assert machine.launches() == []
 
 
 def test_once_a_wait_has_failed_every_rank_says_so(machine, lowered):

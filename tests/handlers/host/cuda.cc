@@ -44,7 +44,8 @@ cudaError_t answer(cudaError_t error) {
   return error;
 }
 
-bool fails(const char* what) { return failing == std::pair{std::string(what), current}; }
+// With the mutex held.
+bool fails_here(const char* what) { return failing == std::pair{std::string(what), current}; }
 
 Stream& stream_at(cudaStream_t stream) {
   return stream == nullptr ? default_streams[current] : *stream;
@@ -57,7 +58,7 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
 
 cudaError_t allocate(const char* what, void** pointer, size_t num_bytes) {
   const std::lock_guard lock(mutex);
-  if (fails(what)) return answer(cudaErrorMemoryAllocation);
+  if (fails_here(what)) return answer(cudaErrorMemoryAllocation);
   *pointer = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);
   std::memset(*pointer, 0x5a, std::min(num_bytes, kMostBytesFilled));
   allocations[static_cast<char*>(*pointer)] = {num_bytes, current};
@@ -78,6 +79,11 @@ namespace machine {
 void fail(const std::string& what, int device) {
   const std::lock_guard lock(mutex);
   failing = {what, device};
+}
+
+bool fails(const std::string& what, int device) {
+  const std::lock_guard lock(mutex);
+  return failing == std::pair{what, device};
 }
 
 void enable_peer_access(int device, int peer) {
@@ -126,7 +132,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   const std::lock_guard lock(mutex);
-  if (fails("attribute")) return answer(cudaErrorMemoryAllocation);
+  if (fails_here("attribute")) return answer(cudaErrorMemoryAllocation);
   *value = machine::kNumSms;
   return cudaSuccess;
 }
@@ -134,7 +140,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   const std::lock_guard lock(mutex);
   if (peer == current) return answer(cudaErrorInvalidDevice);
-  if (fails("peer_access")) return answer(cudaErrorPeerAccessUnsupported);
+  if (fails_here("peer_access")) return answer(cudaErrorPeerAccessUnsupported);
   return answer(peers.insert({current, peer}).second ? cudaSuccess
                                                      : cudaErrorPeerAccessAlreadyEnabled);
 }

@@ -27,6 +27,7 @@ std::set<int> loaded;  // devices that have the kernels
 void load() {
   int device = -1;
   cudaGetDevice(&device);
+  if (machine::fails("load", device)) throw std::runtime_error("loading the fused kernel");
   const std::lock_guard lock(mutex);
   loaded.insert(device);
 }

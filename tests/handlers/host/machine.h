@@ -9,8 +9,10 @@ namespace machine {
 
 constexpr int kNumSms = 132;
 
-// From now on `what` fails on `device`: malloc, host_alloc, attribute or peer_access. "nothing": nothing.
+// From now on `what` fails on `device`: malloc, host_alloc, attribute, peer_access, or load (of the kernels).
+// "nothing": nothing.
 void fail(const std::string& what, int device);
+bool fails(const std::string& what, int device);
 // As XLA may have done.
 void enable_peer_access(int device, int peer);
 bool reaches(int device, int peer);

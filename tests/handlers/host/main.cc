@@ -151,7 +151,7 @@ void obey(const std::string& command, std::istream& words) {
     words >> device;
     add_buffer(programs.at(chosen).at(device), device, command == "result", words);
   } else if (command == "prepare") {
-    runtime.run_id++;
+    runtime.run_id--;  // XLA's ids do not grow either
     run(entwine::prepare_call, XLA_FFI_ExecutionStage_PREPARE);
   } else if (command == "initialize") {
     run(entwine::initialize_call, XLA_FFI_ExecutionStage_INITIALIZE);
