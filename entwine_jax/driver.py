@@ -50,5 +50,5 @@ def _on_a_rank(problem: Problem, schedule: Schedule) -> dict[str, object]:
 
 def _where(problem: Problem) -> tuple[int, list[int], str, int]:
     """Ranks, their GPUs, dtype and CTAs of each."""
-    devices = list(range(problem.num_ranks))
+    devices = runtime.ordinals()[: problem.num_ranks]
     return problem.num_ranks, devices, problem.dtype, problem.hardware.num_sms

@@ -54,6 +54,11 @@ def sees_gpus() -> bool:
     return bool(_find_devices()[0])
 
 
+def ordinals() -> list[int]:
+    """CUDA's numbers of the GPUs that JAX uses in this process, in JAX's order."""
+    return [device.local_hardware_id for device in _find_devices()[0]]
+
+
 def load_ffi() -> ModuleType | None:
     """The compiled module, or None where it was not built, or not for this system."""
     try:
@@ -77,7 +82,7 @@ def checks(num_ranks: int | None = None) -> Iterator[Check]:
         return
     yield _check_driver(ffi)
     try:
-        gpus = ffi.probe_devices()
+        gpus = ffi.probe_devices(ordinals())
     except RuntimeError as error:
         yield Check("GPU probe", str(error), False, "Run nvidia-smi and repair the driver first.")
         return

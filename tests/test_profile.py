@@ -215,13 +215,14 @@ class FakeFfi:
 def test_driver_gets_the_product_of_one_rank(monkeypatch):
     ffi, timer = FakeFfi(), GpuTimer()
     monkeypatch.setattr(runtime, "load_ffi", lambda: ffi)
+    monkeypatch.setattr(runtime, "ordinals", lambda: [2, 3, 5])
     schedule = Schedule(tile_n=128, raster=8)
     problem = Problem(m=4096, n=8192, k=28672, num_ranks=2)
     assert timer.fused_us(problem, schedule) == 1.5
     ((driven, *where),) = ffi.made
     assert driven["op"] == "matmul_allreduce"
     assert (driven["m"], driven["n"], driven["k"], driven["w_transposed"]) == (4096, 8192, 14336, 0)
-    assert where == [2, [0, 1], "bfloat16", 132]
+    assert where == [2, [2, 3], "bfloat16", 132]
     ((timed, num_calls),) = ffi.timed
     assert (timed["tile_n"], timed["raster"]) == (128, 8)
     # And as many before them.

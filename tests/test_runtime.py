@@ -51,7 +51,8 @@ class Ffi:
     def driver_version(self):
         return self.driver
 
-    def probe_devices(self):
+    def probe_devices(self, ordinals):
+        assert ordinals == [2, 3]
         if isinstance(self.gpus, Exception):
             raise self.gpus
         return self.gpus
@@ -63,7 +64,8 @@ class Ffi:
 @pytest.fixture
 def machine(monkeypatch):
     """Pretends to be a machine with GPUs; call it to change what is found."""
-    devices = [SimpleNamespace(device_kind="NVIDIA H200")] * 2
+    # Others of the machine are none of JAX's.
+    devices = [SimpleNamespace(device_kind="NVIDIA H200", local_hardware_id=i) for i in (2, 3)]
 
     def pretend(ffi, num_processes=1):
         monkeypatch.setattr(runtime, "load_ffi", lambda: ffi)

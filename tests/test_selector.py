@@ -340,6 +340,25 @@ def test_few_senders_do_not_fill_the_links():
     )
 
 
+def test_the_allgather_waits_for_no_more_than_everything():
+    # One part of columns, so that the first to come are all.
+    gather = predict(make_other("allgather_matmul", 4, 8192, 2048, 2048), WIDE)
+    assert gather.head_us == gather.link_us
+    assert chosen_schedule(make_other("allgather_matmul", 4, 8192, 2048, 2048)).fused
+    # Twice the columns never take less.
+    times = [
+        predict(make_other("allgather_matmul", 3, 9300, n, 40), WIDE).total_us for n in (1536, 3072)
+    ]
+    assert times[0] <= times[1]
+
+
+def test_senders_share_the_units_that_there_are():
+    # 32 rows of a rank are four units of eight: more senders have nothing to send.
+    problem = make_other("allgather_matmul", 8, 256, 22528, 512)
+    assert predict(problem, WIDE).link_us == predict(problem, Schedule(num_senders=4)).link_us
+    assert not chosen_schedule(problem).fused
+
+
 def test_blocks_are_tiled_by_themselves():
     whole = make_other("matmul_reducescatter", 4, 4096, 8192, 8192)
     batches = make_other("matmul_reducescatter", 4, 4096, 8192, 8192, num_batches=16)
@@ -482,6 +501,9 @@ def test_modules_import_neither_jax_nor_the_rest_of_the_package():
         (make_problem(4, 4096, 8192, 28672, dtype="float32"), "dtype = float32"),
         (make_problem(4, 4096, 8191, 28672), "local n = 8191: must be a multiple of 8"),
         (make_problem(4, 4096, 8192, 4 * 4097), "local k = 4097: must be a multiple of 8"),
+        (make_problem(2, 2**30, 8192, 8192), "m = 1073741824: must be below 1073741824"),
+        (make_problem(2, 4096, 2**30, 8192), "local n = 1073741824: must be below 1073741824"),
+        (make_other(ALLGATHER, 2, 4096, 8192, 2**30), "local k = 1073741824: must be below"),
         (make_problem(1, 4096, 8192, 8192), "nothing to reduce or to gather"),
         (make_problem(16, 4096, 8192, 16384), "2 to 8"),
         (make_problem(8, 256, 256, 8192), "fewer tiles than ranks"),

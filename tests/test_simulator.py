@@ -322,6 +322,20 @@ def test_few_tiles_and_several_launches():
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_nothing_ends_before_it_begins(op):
+    # Items shorter than the step after them.
+    events = simulate(Problem(op=op, m=262144, n=16, k=16, num_ranks=2), WIDE).events
+    assert (events["end_us"] >= events["start_us"]).all()
+
+
+def test_the_ctas_of_the_first_and_of_the_last_items_send():
+    problem = suite_problem(ALLGATHER, CORE[5], 2)
+    events = of_kind(simulate(problem, Schedule(num_senders=20)), Kind.SEND)
+    num_sms = problem.hardware.num_sms
+    assert set(events["cta"]) == {0, *range(num_sms - 19, num_sms)}
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_same_input_same_timeline(op):
     problem = suite_problem(op, CORE[5], 4)
     assert np.array_equal(simulate(problem, NARROW).events, simulate(problem, NARROW).events)

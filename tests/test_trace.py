@@ -55,6 +55,7 @@ def traced_kernel(monkeypatch):
     ffi = SimpleNamespace(run_virtual_ranks=run_virtual_ranks)
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)
     monkeypatch.setattr(runtime, "load_ffi", lambda: ffi)
+    monkeypatch.setattr(runtime, "ordinals", lambda: [2, 3, 5])
     return calls
 
 
@@ -163,7 +164,7 @@ def test_command_traces_and_simulates(op, traced_kernel, tmp_path, capsys):
     argv = ["trace", "--op", op, *SIZES, "--schedule", "tile_n=256"]
     assert main([*argv, "--plot", str(plot), "--perfetto", str(trace)]) == 0
     ((problems, num_ranks, devices, dtype, num_ctas, options),) = traced_kernel
-    assert (num_ranks, devices, dtype, num_ctas) == (2, [0, 1], "bfloat16", 132)
+    assert (num_ranks, devices, dtype, num_ctas) == (2, [2, 3], "bfloat16", 132)
     local = {"n": 512, "k": 1024} if op == "ag" else {"n": 1024, "k": 512}
     assert problems[0].items() >= ({"m": 1024} | local | Schedule().as_attributes()).items()
     assert options["num_traced_calls"] == 5

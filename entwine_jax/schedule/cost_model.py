@@ -257,7 +257,7 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     tiles = num_tiles(problem, schedule)
     num_parts = num_column_parts(problem)
     tile_us = _op_tile_time_us(problem, schedule)
-    senders = num_senders(problem, schedule)
+    senders = min(num_senders(problem, schedule), _num_units_sent(problem))
     slowdown = 1 + SENDERS_SLOWDOWN * num_peers * senders / hardware.num_sms
     matmul_us = max(
         waves_time(tiles, hardware.num_sms) * tile_us * slowdown, memory_time_us(problem)
@@ -265,8 +265,8 @@ def _predict_gather(problem: Problem, schedule: Schedule) -> Prediction:
     sent_gb_s = min(hardware.store_link_gb_s, senders * _sender_gb_s(problem))
     link_us = problem.wire_bytes / (sent_gb_s * BYTES_PER_US_AT_1_GB_S)
     if tiles < hardware.num_sms * problem.num_ranks:
-        # SMs that begin with rows of others hold up all.
-        head_us = FIRST_COLUMNS_FACTOR * link_us / num_parts
+        # SMs that begin with rows of others hold up all, at most until everything has arrived.
+        head_us = min(FIRST_COLUMNS_FACTOR / num_parts, 1.0) * link_us
     else:
         head_us = _waits_for_bands_us(problem, schedule, matmul_us, link_us)
     drain_us = tile_us / num_parts
@@ -294,6 +294,12 @@ def _waits_for_bands_us(
     first_us = sent_us / num_bands - own_us
     last_us = sent_us - (matmul_us - band_us)
     return max(first_us, last_us, 0.0)
+
+
+def _num_units_sent(problem: Problem) -> int:
+    """All-gather: units that the senders of a rank share."""
+    units_of_block = ceil_div(problem.block_rows, ROWS_PER_UNIT)
+    return problem.num_batches * units_of_block * num_column_parts(problem)
 
 
 def _sender_gb_s(problem: Problem) -> float:

@@ -17,6 +17,9 @@ MIN_RANKS, MAX_RANKS = 2, 8
 # Partials that a sum can have: parts of k of all ranks.
 MAX_SOURCES = 8
 
+# Of m, n and k of the product on one rank: ffi/launch/launch.cc has the same.
+MAX_SIZE = 2**30
+
 # Rows of 16-bit numbers must start at multiples of 16 bytes for the tensor memory accelerator.
 ALIGNMENT = 8
 
@@ -45,6 +48,8 @@ def why_not_fusible(n_local: int, k_local: int, dtype: str, num_ranks: int) -> s
     for name, size in (("n", n_local), ("k", k_local)):
         if size % ALIGNMENT:
             return f"local {name} = {size}: must be a multiple of {ALIGNMENT}"
+        if size >= MAX_SIZE:
+            return f"local {name} = {size}: must be below {MAX_SIZE}"
     if num_ranks < MIN_RANKS:
         return "num_ranks = 1: there is nothing to reduce or to gather"
     if num_ranks > MAX_RANKS:
@@ -54,6 +59,8 @@ def why_not_fusible(n_local: int, k_local: int, dtype: str, num_ranks: int) -> s
 
 def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
     """Which rule of the GPU or of the op a schedule breaks, whatever the workspace."""
+    if problem.m >= MAX_SIZE:
+        return f"m = {problem.m}: must be below {MAX_SIZE}"
     if schedule.num_comm_ctas >= problem.hardware.num_sms:
         num_sms = problem.hardware.num_sms
         return f"num_comm_ctas = {schedule.num_comm_ctas}: must be under the {num_sms} SMs"

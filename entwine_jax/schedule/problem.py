@@ -12,6 +12,8 @@ ALLREDUCE, REDUCESCATTER, ALLGATHER = OPS = (
     "allgather_matmul",
 )
 
+MAX_SIZE = 2**63  # of an array
+
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -39,8 +41,8 @@ class Problem:
         hardware: the GPU model and its links.
 
     Raises:
-        ValueError: a size below 1, one that must be divided and cannot be, an unknown op or dtype,
-            a hardware that is no `Hardware`.
+        ValueError: a size below 1 or of 2^63 and more, one that must be divided and cannot be, an
+            unknown op or dtype, a hardware that is no `Hardware`.
     """
 
     op: str = ALLREDUCE
@@ -64,6 +66,8 @@ class Problem:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Problem.{field} = {value!r}: must be an int of 1 or more")
+            if value >= MAX_SIZE:
+                raise ValueError(f"Problem.{field} = {value!r}: must be below 2^63")
         sharded = "n" if self.op == ALLGATHER else "k"
         self._require_multiple(sharded, "num_ranks", self.num_ranks)
         if self.op != ALLREDUCE:

@@ -39,15 +39,13 @@ int driver_version() {
   return version;
 }
 
-nb::list probe_devices() {
-  int num_devices = 0;
-  check_cuda(cudaGetDeviceCount(&num_devices), "counting the GPUs");
+nb::list probe_devices(const std::vector<int>& ordinals) {
   nb::list devices;
-  for (int ordinal = 0; ordinal < num_devices; ordinal++) {
+  for (int ordinal : ordinals) {
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking for a GPU's properties");
     nb::list peer_access;
-    for (int peer = 0; peer < num_devices; peer++) {
+    for (int peer : ordinals) {
       int can = peer == ordinal;
       if (!can) check_cuda(cudaDeviceCanAccessPeer(&can, ordinal, peer), "asking for peer access");
       peer_access.append(can != 0);
@@ -185,8 +183,10 @@ void bind_cuda(nb::module_& m) {
   m.def("num_executions", num_executions,
         "How often XLA has called a handler to execute a call; not where it replays a CUDA graph.");
   m.def("driver_version", driver_version, "The CUDA version of the driver, e.g. 13000; 0 if none.");
-  m.def("probe_devices", probe_devices, nb::sig("def probe_devices() -> list[dict[str, object]]"),
-        "The GPUs and which of them reach each other. RuntimeError with CUDA's words if it fails.");
+  m.def(
+      "probe_devices", probe_devices, nb::arg("ordinals"),
+      nb::sig("def probe_devices(ordinals: list[int]) -> list[dict[str, object]]"),
+      "These GPUs and which of them reach each other. RuntimeError with CUDA's words if it fails.");
   m.def("set_deadline", set_deadline, nb::arg("seconds"),
         "The longest wait inside a kernel, for launches from now on.");
   m.def("workspace_report", reports, nb::sig("def workspace_report() -> list[dict[str, int]]"));

@@ -54,8 +54,12 @@ class Gather:
         self.peers_started_us = 0.0
 
     def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
-        """The first spare warp of the CTAs that send claims the next unit and sends it."""
-        if cta.index >= self._num_senders or first_warp != FIRST_SPARE_WARP:
+        """The first spare warp of the CTAs that send claims the next unit and sends it.
+
+        Those are the CTA of the first item and those of the last of the first wave.
+        """
+        sends = cta.index == 0 or cta.index > self._rank.num_compute_ctas - self._num_senders
+        if not sends or first_warp != FIRST_SPARE_WARP:
             self._rank.retire(now, cta, num_warps)
             return
         if num_warps > 1:

@@ -88,7 +88,7 @@ def mainloop_us(problem: Problem, schedule: Schedule) -> float:
     num_items = num_tiles(problem, schedule) * schedule.split_k
     num_waves = ceil_div(num_items, problem.hardware.num_sms)
     item_us = tile_time_us(problem, schedule) / schedule.split_k
-    return max(item_us, memory_time_us(problem) / num_waves) - EPILOGUE_US
+    return max(item_us, memory_time_us(problem) / num_waves, EPILOGUE_US) - EPILOGUE_US
 
 
 def spread_us(problem: Problem, schedule: Schedule) -> float:
