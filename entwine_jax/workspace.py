@@ -2,9 +2,9 @@
 
 A group keeps its slots as long as the process lives, because launched programs may use them at
 any time, and ranks of other groups may be sent tiles meanwhile. The first group gets half of the
-limit, the next half of the rest, and so on: any number of groups stays within the limit, and the
-later ones split large results into more launches. The share is an attribute of the custom call, so
-all ranks and the compiled library have the same number.
+limit, the next half of the rest, and so on: any number of groups stays within the limit, also one
+that is lowered later, and the later ones split large results into more launches. The share is an
+attribute of the custom call, so all ranks and the compiled library have the same number.
 """
 
 import threading
@@ -16,9 +16,9 @@ _lock = threading.Lock()
 _shares: dict[tuple[tuple[int, ...], Hashable], int] = {}
 
 
-def share(position: int, limit_bytes: int) -> int:
-    """Slot bytes of the group that came `position`-th (from 0), whole MiB."""
-    return (limit_bytes >> (position + 1)) // MIB * MIB
+def share(given_bytes: int, limit_bytes: int) -> int:
+    """Slot bytes of the next group, whole MiB, where others were given so many."""
+    return max(limit_bytes - given_bytes, 0) // (2 * MIB) * MIB
 
 
 def slot_bytes(
@@ -35,7 +35,7 @@ def slot_bytes(
                 slots = _shares[known, groups]
                 break
         else:
-            known, slots = (), share(len(_shares), limit_bytes)
+            known, slots = (), share(sum(_shares.values()), limit_bytes)
         if keep and not known:
             _shares.pop(((), groups), None)
             _shares[devices, groups] = slots

@@ -26,6 +26,14 @@ def test_a_group_keeps_its_share():
     assert workspace.slot_bytes((0, 1), "a", 4 * LIMIT) == first
 
 
+def test_a_limit_that_is_lowered_holds_for_the_shares_that_follow():
+    shares = [workspace.slot_bytes((0, 1), "a", LIMIT)]
+    shares += [workspace.slot_bytes((0, 1), group, LIMIT * 3 // 4) for group in range(20)]
+    assert shares[:3] == [256 * workspace.MIB, 64 * workspace.MIB, 32 * workspace.MIB]
+    assert sum(shares) <= LIMIT * 3 // 4
+    assert workspace.slot_bytes((0, 1), "b", LIMIT // 4) == 0
+
+
 def test_a_share_that_is_not_kept_goes_to_the_next_group():
     first = workspace.slot_bytes((0, 1), "a", LIMIT, keep=False)
     assert workspace.slot_bytes((0, 1), "b", LIMIT) == first
