@@ -307,7 +307,9 @@ MEASURED = {
     if name not in ("name", "num_sms")
 }
 json_values = st.recursive(
-    values.filter(lambda v: v != [1.0]) | st.floats(0.1, 10).map(lambda f: 300 * f),
+    values.filter(lambda v: v != [1.0])
+    | st.floats(0.1, 10).map(lambda f: 300 * f)
+    | st.sampled_from([10**308, 10**309, -(10**4000)]),  # float() holds the first
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
 )

@@ -181,6 +181,7 @@ HUGE = 10**30
         ({"lax_us": HUGE}, "at most"),
         ({"lax_us": "fast"}, "lax_us must be of type float"),
         ({"lax_us": None}, "lax_us must be of type float"),
+        ({"lax_us": 10**400}, "lax_us must be of type float"),
     ],
 )
 def test_wrong_fields_are_refused(fields, rule):
@@ -235,7 +236,7 @@ def test_files_are_read_in_bounds(tmp_path):
     with pytest.raises(RefusedError, match="at most 1048576 bytes"):
         document.read(path)
     for other in (tmp_path, tmp_path / "missing", "/dev/zero"):
-        with pytest.raises(RefusedError, match="must be a regular file"):
+        with pytest.raises(RefusedError, match="^must be a regular file"):
             document.read(tmp_path / other)
 
 
@@ -264,7 +265,7 @@ values = st.recursive(
     | st.floats()
     | st.text(max_size=8)
     | st.just("long" * 1000)
-    | st.just(-(10**4000)),
+    | st.sampled_from([10**400, -(10**4000)]),  # float() holds neither
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=8),
     max_leaves=12,
 )

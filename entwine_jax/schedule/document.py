@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ class RefusedError(ValueError):
     """A file is not what it should be; the message is the rule that it breaks."""
 
 
-def read(path: Path) -> bytes:
-    """The content of a regular file of at most 1 MiB.
+def read(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most so many bytes.
 
     Raises:
         RefusedError: it is not one, or cannot be read.
@@ -29,11 +30,11 @@ def read(path: Path) -> bytes:
         if not path.is_file():  # a pipe or a device might never end
             raise RefusedError("must be a regular file")
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
         raise RefusedError(f"cannot be read: {error}") from None
-    if len(content) > MAX_BYTES:
-        raise RefusedError(f"must have at most {MAX_BYTES} bytes")
+    if len(content) > max_bytes:
+        raise RefusedError(f"must have at most {max_bytes} bytes")
     return content
 
 
@@ -85,7 +86,7 @@ def json_object(value: object, where: str, fields: Mapping[str, type]) -> dict[s
     Args:
         value: what was read.
         where: the value's place in the file, for messages.
-        fields: type by name: str, int, float (an int is one too), list or dict.
+        fields: type by name: str, int, float (an int in its range is one too), list or dict.
 
     Raises:
         RefusedError: names the field and the rule.
@@ -105,7 +106,9 @@ def json_object(value: object, where: str, fields: Mapping[str, type]) -> dict[s
 def _is(value: object, kind: type) -> bool:
     if isinstance(value, bool):
         return False  # an int to Python, but not here
-    return isinstance(value, (int, float) if kind is float else kind)
+    if kind is float:  # also an int, of those that float() can hold
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, kind)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
