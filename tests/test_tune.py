@@ -1,7 +1,10 @@
 """Tuning with an injected timer: what is measured, kept, skipped and printed."""
 
+import functools
 import json
 import random
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -15,7 +18,8 @@ from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.document import RefusedError
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 from entwine_jax.schedule.table import EMPTY, Entry, Key, Table
-from entwine_jax.tune import command
+from entwine_jax.tune import command, files
+from entwine_jax.tune.files import Files
 from entwine_jax.tune.record import LAX, Record, qualities, quality, read_records, write_records
 from entwine_jax.tune.search import NUM_FINALISTS, num_measurements, schedules_to_time, time_problem
 
@@ -313,6 +317,40 @@ def test_command_stops_where_another_process_has_spoilt_the_table(tune, tmp_path
     assert tune(timer=Spoils())[0] == 1
     assert "table.json is not overwritten: is not JSON" in capsys.readouterr().err
     assert (tmp_path / "table.json").read_text() == "precious"
+
+
+def add_all_of(folder):
+    """What three processes that started together do: each adds what it measured."""
+    paths = folder / "table.json", folder / "times.json"
+    records = [make_record(200.0, 0, 0, 100.0, problem=problem) for problem in PROBLEMS]
+    return [functools.partial(Files(*paths).add, record) for record in records]
+
+
+def assert_all_are_in(folder):
+    keys = set(map(Key.of, PROBLEMS))
+    assert set(measured.read_table(folder / "table.json").entries) == keys
+    assert {record.key for record in read_records(folder / "times.json")} == keys
+
+
+def test_tuners_at_work_together_keep_what_each_has_measured(tmp_path, monkeypatch):
+    honest = measured.write
+    monkeypatch.setattr(measured, "write", lambda *args: time.sleep(0.05) or honest(*args))
+    threads = [threading.Thread(target=add) for add in add_all_of(tmp_path)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_all_are_in(tmp_path)
+
+
+def test_tuners_go_on_where_files_cannot_be_locked(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    for add in add_all_of(tmp_path):
+        add()
+    assert_all_are_in(tmp_path)
 
 
 def test_command_ends_when_its_time_is_over(tune, monkeypatch, capsys):

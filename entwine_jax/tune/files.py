@@ -1,6 +1,8 @@
 """The files that tuning writes: a table for the selector and, on request, all times."""
 
-from collections.abc import Callable
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,19 +43,37 @@ class Files:
         return key in self._table.entries and (recorded or self.times_path is None)
 
     def add(self, record: Record) -> None:
-        """Writes what was measured on one problem.
+        """Writes what was measured on one problem, beside what other processes have written.
 
         Raises:
-            RefusedError: the table has become something else.
+            RefusedError: a file has become something else.
         """
-        # Read again, as another process may have added to it meanwhile.
-        others = _read(measured.read_table, self.table_path)
-        self._table = others | Table({record.key: record.entry})
-        measured.write(self.table_path, format_table(self._table, __version__))
-        self.records = [other for other in self.records if other.key != record.key] + [record]
-        if self.times_path is not None:
+        with _locked(self.table_path):
+            others = _read(measured.read_table, self.table_path)
+            self._table = others | Table({record.key: record.entry})
+            measured.write(self.table_path, format_table(self._table, __version__))
+        if self.times_path is None:
+            self.records = _with(self.records, record)
+            return
+        with _locked(self.times_path):
+            self.records = _with(_read(read_records, self.times_path), record)
             machine = asdict(describe_machine(record.key.num_ranks))
             write_records(self.times_path, self.records, machine)
+
+
+def _with(records: Iterable[Record], added: Record) -> list[Record]:
+    return [*(record for record in records if record.key != added.key), added]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lets one process at a time read and replace a file, where the file system has locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Another file, as this one is replaced; it stays, as others may be waiting for it.
+    with path.with_name(f".{path.name}.lock").open("a") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _read[T](read: Callable[[Path], T], path: Path) -> T:
