@@ -13,7 +13,7 @@ flag_latency_us and launch_us cannot be told apart from outside a kernel; they s
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from entwine_jax.schedule.hardware import (
     BYTES_PER_US_AT_1_GB_S,
@@ -23,12 +23,11 @@ from entwine_jax.schedule.hardware import (
     steps_us,
 )
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
-from entwine_jax.schedule.schedule import Schedule
+from entwine_jax.schedule.schedule import TILE_M, TILE_WIDTHS, Schedule
 
 Profile = dict[str, float | Collective]
 
 FULL_WAVES = 16
-TILE_M, TILE_N = 128, 256
 
 # (m, n) of results that a collective sums or gathers, 2 bytes an element: 14 and 275 MB. Every
 # number of ranks divides m.
@@ -72,7 +71,7 @@ def measure_profile(
         profile[name] = value
         on_step()
 
-    m, n, k = TILE_M * hardware.num_sms, TILE_N * FULL_WAVES, 8192
+    m, n, k = TILE_M * hardware.num_sms, max(TILE_WIDTHS) * FULL_WAVES, 8192
     keep("matmul_tflops", 2e-6 * m * n * k / probes.matmul_us(m, n, k))
     reads = [(2 * (m * k + k * n + m * n), probes.matmul_us(m, n, k)) for m, n, k in STREAMED_SIZES]
     keep("memory_gb_s", line_through(*reads).gb_s)
@@ -93,7 +92,7 @@ def measure_profile(
             for m, n in COLLECTIVE_SIZES
         ]
         line = line_through(*times)
-        keep(name, line._replace(base_us=max(line.base_us, MIN_BASE_US)))
+        keep(name, Collective(gb_s=line.gb_s, base_us=max(line.base_us, MIN_BASE_US)))
     return profile
 
 
@@ -102,8 +101,15 @@ def wire_bytes(op: str, m: int, n: int, num_ranks: int) -> float:
     return ring_steps(op, num_ranks) / num_ranks * 2 * m * n
 
 
-def line_through(small: tuple[float, float], large: tuple[float, float]) -> Collective:
-    """base_us and gb_s of the line through two points (bytes, us).
+class Line(NamedTuple):
+    """Times that grow with the bytes: base_us + bytes / gb_s."""
+
+    gb_s: float
+    base_us: float
+
+
+def line_through(small: tuple[float, float], large: tuple[float, float]) -> Line:
+    """The line through two points (bytes, us).
 
     Raises:
         ValueError: more bytes did not take longer, so the times say nothing.
@@ -115,7 +121,7 @@ def line_through(small: tuple[float, float], large: tuple[float, float]) -> Coll
             "the GPUs are busy with other work, or these times are not to be trusted"
         )
     gb_s = _gb_s(num_bytes, us)
-    return Collective(gb_s=gb_s, base_us=small[1] - small[0] / (gb_s * BYTES_PER_US_AT_1_GB_S))
+    return Line(gb_s=gb_s, base_us=small[1] - small[0] / (gb_s * BYTES_PER_US_AT_1_GB_S))
 
 
 def _gb_s(num_bytes: float, us: float) -> float:
