@@ -12,7 +12,7 @@ import pytest
 
 from entwine_jax import measured
 from entwine_jax.__main__ import main
-from entwine_jax.bench import breakdown, measure, programs, report, timing, verify
+from entwine_jax.bench import breakdown, command, measure, programs, report, timing, verify
 from entwine_jax.bench.cases import CORE, DECODE, HELD_OUT, SUITE, Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.ops import AXIS, OPS, TimedOp
@@ -142,7 +142,7 @@ def test_wrong_result_stops_the_command(op, capsys, tmp_path):
     arguments = ["--op", op, "--shapes", "64,8,32", "--csv", str(file)]
     assert main([*QUICK, *arguments]) == 1
     said = capsys.readouterr()
-    assert "WRONG RESULT: m,n,k = 64,8,32: distance from float64" in said.err
+    assert "m,n,k = 64,8,32: WRONG RESULT: distance from float64" in said.err
     assert not said.out
     assert not file.exists()
 
@@ -155,7 +155,7 @@ def test_what_was_measured_before_a_wrong_result_is_kept(capsys, tmp_path):
     arguments = ["--shapes", "8,8,32;4,8,64;16,8,32;8,8,64", "--markdown", str(readme)]
     assert main([*QUICK, *arguments, "--json", str(files[0]), "--csv", str(files[1])]) == 1
     said = capsys.readouterr()
-    assert "WRONG RESULT: m,n,k = 16,8,32: " in said.err
+    assert re.search("m,n,k = 16,8,32: WRONG RESULT: .*: 2 of 4 shapes measured", said.err)
     assert "\n8, 8, 32 " in said.out
     assert "\n4, 8, 64 " in said.out
     assert "16, 8, 32" not in said.out
@@ -163,6 +163,42 @@ def test_what_was_measured_before_a_wrong_result_is_kept(capsys, tmp_path):
     assert len(files[1].read_text().splitlines()) == 1 + 2
     # A table of some shapes does not replace one of all.
     assert readme.read_text() == document
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (RuntimeError("RESOURCE_EXHAUSTED"), 1, "stopped by an error: RESOURCE_EXHAUSTED"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_was_measured_before_a_failure_is_kept(
+    error, status, message, monkeypatch, capsys, tmp_path
+):
+    def fails_at_16_rows(mesh, shape, *_):
+        if shape.m == 16:
+            raise error
+        return make_measurement(shape=shape)
+
+    monkeypatch.setattr(command, "measure", fails_at_16_rows)
+    file = tmp_path / "bench.json"
+    assert main([*QUICK, "--shapes", "8,8,32;16,8,32", "--json", str(file)]) == status
+    said = capsys.readouterr()
+    assert f"bench: m,n,k = 16,8,32: {message}: 1 of 2 shapes measured\n" in said.err
+    assert "\n8, 8, 32 " in said.out
+    assert [result["m"] for result in json.loads(file.read_text())["results"]] == [8]
+
+
+def test_what_was_measured_is_printed_where_a_file_cannot_be_written(monkeypatch, capsys, tmp_path):
+    def fail(*_):
+        raise OSError("disk is full")
+
+    monkeypatch.setattr(command, "measure", lambda *_: make_measurement())
+    monkeypatch.setattr(report, "write_json", fail)
+    assert main([*QUICK, "--shapes", "8,8,32", "--json", str(tmp_path / "bench.json")]) == 1
+    said = capsys.readouterr()
+    assert said.err.endswith("bench: disk is full\n")
+    assert "\n1, 8, 8 " in said.out
 
 
 def verify_call(op, call, shape=SMALL):

@@ -6,15 +6,14 @@ import sys
 import jax
 
 from entwine_jax.argument_types import existing_file, output_file, parsed_by, seed
-from entwine_jax.bench import programs, report
+from entwine_jax.bench import programs, report, stopped
 from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
-from entwine_jax.bench.measure import Measurement, Settings, WrongResultError, measure
+from entwine_jax.bench.measure import Measurement, Settings, measure
 from entwine_jax.bench.ops import OPS, TimedOp
 from entwine_jax.bench.progress import progress
 from entwine_jax.problem_arguments import OP_NAMES, SHAPES_HELP, add_op_argument
 from entwine_jax.schedule import Schedule
-from entwine_jax.trace.record import CannotTraceError
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -57,9 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns 0, 1 for a wrong result, 2 for a wrong argument.
+    """Runs the command.
 
-    A wrong result ends it with what was measured before, and leaves the Markdown file alone.
+    Returns 0, 1 for a wrong result or a failure, 2 for a wrong argument, 130 if it was interrupted.
+    What ends it early leaves what was measured before, and the Markdown file alone.
     """
     op = OPS[OP_NAMES[args.op]]
     try:
@@ -73,16 +73,15 @@ def run(args: argparse.Namespace) -> int:
             schedule=args.schedule,
             verified=not args.no_verify,
         )
-        results, wrong = _measure_all(shapes, num_ranks, settings, args.seed)
+        results, status, message = _measure_all(shapes, num_ranks, settings, args.seed)
+        if message:
+            print(f"bench: {message}", file=sys.stderr)
         if results:
-            _write(args, num_ranks, settings, results, complete=wrong is None)
+            _write(args, num_ranks, settings, results, complete=not message)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    if wrong is not None:
-        print(f"bench: WRONG RESULT: {wrong}", file=sys.stderr)
-        return 1
-    return 0
+    return status
 
 
 def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> int:
@@ -112,8 +111,8 @@ def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> 
 
 def _measure_all(
     shapes: tuple[Shape, ...], num_ranks: int, settings: Settings, seed: int
-) -> tuple[list[Measurement], str | None]:
-    """What was measured, and what was wrong at the shape that came next; None if all are right."""
+) -> tuple[list[Measurement], int, str]:
+    """What was measured, the exit status, and what stopped it early if anything did."""
     mesh = programs.make_mesh(num_ranks)
     num_programs = len(settings.timed_op.calls(None))
     results = []
@@ -122,9 +121,11 @@ def _measure_all(
             on_dispatch = start_shape(f"m,n,k = {shape}")
             try:
                 results.append(measure(mesh, shape, settings, seed + position, on_dispatch))
-            except (WrongResultError, CannotTraceError) as error:
-                return results, f"m,n,k = {shape}: {error}"
-    return results, None
+            except stopped.CAUSES as cause:
+                status, message = stopped.explain(cause)
+                measured = f"{position} of {len(shapes)} shapes measured"
+                return results, status, f"m,n,k = {shape}: {message}: {measured}"
+    return results, 0, ""
 
 
 def _write(
@@ -136,11 +137,13 @@ def _write(
     complete: bool,
 ) -> None:
     machine = describe_machine(num_ranks)
-    print(report.text(machine, settings, results))
-    if args.json is not None:
-        report.write_json(args.json, machine, settings, results)
-    if args.csv is not None:
-        report.write_csv(args.csv, results)
-    if args.markdown is not None and complete:
-        table = report.markdown(machine, settings, results)
-        report.rewrite_markdown(args.markdown, table, num_ranks, settings.op)
+    try:
+        if args.json is not None:
+            report.write_json(args.json, machine, settings, results)
+        if args.csv is not None:
+            report.write_csv(args.csv, results)
+        if args.markdown is not None and complete:
+            table = report.markdown(machine, settings, results)
+            report.rewrite_markdown(args.markdown, table, num_ranks, settings.op)
+    finally:  # also where a file cannot be written; last, as nobody may read it
+        print(report.text(machine, settings, results))

@@ -9,14 +9,13 @@ import jax
 
 from entwine_jax import measured, runtime, selection
 from entwine_jax.argument_types import output_file, parsed_by
+from entwine_jax.bench import stopped
 from entwine_jax.bench.cases import parse_shapes
-from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.bench.ops import OPS
 from entwine_jax.bench.progress import progress
 from entwine_jax.bench.report import aligned
 from entwine_jax.problem_arguments import OP_NAMES, SHAPES_HELP, add_op_argument
 from entwine_jax.schedule.candidates import tuning_candidates
-from entwine_jax.schedule.document import RefusedError
 from entwine_jax.schedule.legality import FUSED_DTYPES, MIN_RANKS
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
@@ -25,8 +24,6 @@ from entwine_jax.tune.files import Files, default_table
 from entwine_jax.tune.gpu import GpuTimer
 from entwine_jax.tune.record import Record, qualities
 from entwine_jax.tune.search import num_measurements, time_problem
-
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,14 +166,11 @@ def _time_all(
                 )
                 files.add(record)
                 num_measured += 1
-    except KeyboardInterrupt:
-        return INTERRUPTED, "interrupted: ", num_measured
     except _OutOfTimeError:
         return 0, "out of time: ", num_measured
-    except WrongResultError as error:
-        return 1, f"WRONG RESULT: {error}: ", num_measured
-    except (RuntimeError, OSError, RefusedError) as error:
-        return 1, f"stopped by an error: {error}: ", num_measured
+    except stopped.CAUSES as cause:
+        status, message = stopped.explain(cause)
+        return status, f"{message}: ", num_measured
     return 0, "", num_measured
 
 
