@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,7 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[:1] == [name]:
             importlib.import_module(module).add_arguments(command)
     arguments = parser.parse_args(argv)
-    return importlib.import_module(COMMANDS[arguments.command][0]).run(arguments)
+    try:
+        status = importlib.import_module(COMMANDS[arguments.command][0]).run(arguments)
+        print(end="", flush=True)  # here, and not when Python ends, is a closed pipe handled
+    except BrokenPipeError:
+        # What is left goes nowhere, or Python would complain in the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"{arguments.command}: {error}", file=sys.stderr)
+        return 1
+    return status
 
 
 if __name__ == "__main__":

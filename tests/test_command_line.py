@@ -1,3 +1,7 @@
+import io
+import os
+import sys
+
 import pytest
 
 from entwine_jax import __main__ as command_line
@@ -65,6 +69,27 @@ def test_a_file_that_may_not_be_written_is_refused_before_anything_runs(monkeypa
     with pytest.raises(SystemExit):
         command_line.main(["bench", "--json", "a.json"])
     assert "'a.json': '.' may not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["explain", *SIZES],
+        ["bench", "--shapes=8,8,32", "--rounds=1", "--calls=4", "--no-verify", "--json", "bench"],
+    ],
+    ids=["explain", "bench"],
+)
+def test_a_reader_may_go_away(argv, buffered, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    gone, pipe = os.pipe()
+    os.close(gone)
+    with io.TextIOWrapper(os.fdopen(pipe, "wb", 0), write_through=not buffered) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert command_line.main(argv) == 1
+        print("and goes on")
+    assert "Error" not in capsys.readouterr().err
+    assert (tmp_path / "bench").exists() == ("bench" in argv)
 
 
 @pytest.mark.parametrize(
