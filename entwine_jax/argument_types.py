@@ -19,11 +19,11 @@ def parsed_by[T](parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def existing_file(text: str) -> Path:
-    """A file that is there."""
+    """A file that is there, to be changed."""
     # Unlike Path's, this takes a name that the system refuses for one that is not there.
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file")
-    return Path(text)
+    return output_file(text)
 
 
 def output_file(text: str) -> Path:
@@ -35,14 +35,53 @@ def output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
     try:
         path.stat()
-        written = path
+        _check_may_be_written(path, text)
     except FileNotFoundError:
-        written = path.parent
+        _check_may_be_written(path.parent, text)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}") from None
-    if not os.access(written, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r}: {str(written)!r} may not be written")
     return path
+
+
+def _check_may_be_written(path: Path, text: str) -> None:
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: {str(path)!r} may not be written")
+
+
+def replaced_file(text: str) -> Path:
+    """An output file that another takes the place of in one step: so its folder is written."""
+    path = output_file(text)
+    _check_may_be_written(path.parent, text)
+    return path
+
+
+def figure_file(text: str) -> Path:
+    """An output file with a suffix; matplotlib would add one, and write another file."""
+    return output_file(text if Path(text).suffix or os.path.isdir(text) else f"{text}.png")
+
+
+def default_file(path: Path) -> Path:
+    """A replaced file where no argument names one; its folder is made.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return replaced_file(str(path))
+    except (OSError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"the default of --output cannot be written: {error}") from None
+
+
+def check_that_files_differ(args: argparse.Namespace, *names: str) -> None:
+    """Raises ValueError where two of these arguments name the same file."""
+    names_by_path: dict[Path, str] = {}
+    for name in names:
+        path = getattr(args, name)
+        if path is not None:
+            other = names_by_path.setdefault(path.resolve(), name)
+            if other != name:
+                raise ValueError(f"--{other} and --{name}: both are {path}")
 
 
 def seed(text: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from entwine_jax import configuration, measured, runtime
-from entwine_jax.argument_types import output_file
+from entwine_jax.argument_types import default_file, replaced_file
 from entwine_jax.schedule import document, hardware
 from entwine_jax.schedule.legality import MIN_RANKS
 from entwine_jax.version import __version__
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
-        type=output_file,
+        type=replaced_file,
         metavar="FILE",
         help="where --measure writes the profile (default: the user's cache folder, where it is "
         "found)",
@@ -67,16 +67,17 @@ def run(args: argparse.Namespace) -> int:
 def _measure(num_ranks: int | None, output: Path | None) -> int:
     # Only here, as the commands that measure bring much with them.
     from entwine_jax.bench.progress import progress
+    from entwine_jax.tune.files import read_own
     from entwine_jax.tune.probes import JaxProbes
     from entwine_jax.tune.profile import NUM_STEPS, measure_profile
 
     builtin = runtime.hardware()
     num_ranks = num_ranks or jax.local_device_count()
-    path = output or measured.output_folder() / f"hardware-{builtin.name}.json"
     try:
-        measured.check_profile(path)
-    except document.RefusedError as error:
-        print(f"doctor: {path} is not overwritten: {error}", file=sys.stderr)
+        path = output or default_file(measured.output_folder() / f"hardware-{builtin.name}.json")
+        read_own(measured.check_profile, path)
+    except ValueError as error:
+        print(f"doctor: {error}", file=sys.stderr)
         return 2
     try:
         with progress(NUM_STEPS) as start:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from entwine_jax.argument_types import output_file
+from entwine_jax.argument_types import figure_file
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
 from entwine_jax.selection import default_slot_bytes, explain
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plot",
-        type=output_file,
+        type=figure_file,
         metavar="FILE",
         help="draw the simulated timeline, and the cost against the number of communication CTAs",
     )

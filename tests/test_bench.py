@@ -112,9 +112,11 @@ def test_command_refuses_wrong_arguments(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_command_wants_markers(tmp_path, capsys):
+@pytest.mark.parametrize("markers", [[], report.markers(4)[:1], report.markers(4)[::-1]])
+def test_command_wants_markers_in_order_before_it_measures(markers, tmp_path, monkeypatch, capsys):
+    monkeypatch.delattr(command, "measure")
     readme = tmp_path / "README.md"
-    readme.write_text("no markers")
+    readme.write_text("\n".join(markers))
     assert main([*QUICK, "--shapes", "8,8,32", "--markdown", str(readme)]) == 2
     assert "bench:4 ranks:begin" in capsys.readouterr().err
 

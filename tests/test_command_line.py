@@ -52,6 +52,7 @@ SIZES = ["--m=8192", "--n=8192", "--k=8192", "--ranks=2"]
         (["bench", "--markdown", "nowhere.md"], "'nowhere.md' is not a file"),
         (["bench", "--markdown", "a" * 300], "is not a file"),
         (["bench", "--json", "a" * 300], "File name too long"),
+        (["explain", *SIZES, "--plot", "a" * 252], "File name too long"),  # with .png
         (["bench", "--seed", str(10**18)], "must be an int of 0 or more, under 10^18"),
     ],
 )
@@ -64,11 +65,45 @@ def test_wrong_values_are_explained_before_anything_runs(argv, message, capsys):
     assert printed.out == ""
 
 
-def test_a_file_that_may_not_be_written_is_refused_before_anything_runs(monkeypatch, capsys):
-    monkeypatch.setattr(argument_types.os, "access", lambda path, mode: False)
+@pytest.mark.parametrize(
+    ("argv", "refused"),
+    [
+        (["bench", "--json", "new.json"], "."),
+        (["bench", "--markdown", "old.json"], "old.json"),
+        (["explain", *SIZES, "--plot", "old"], "old.png"),
+        (["trace", *SIZES, "--plot", "old"], "old.png"),
+        (["tune", "--output", "old.json"], "."),
+        (["tune", "--json", "old.json"], "."),
+        (["doctor", "--measure", "--output", "old.json"], "."),
+    ],
+)
+def test_a_file_that_may_not_be_written_is_refused_before_anything_runs(
+    argv, refused, monkeypatch, tmp_path, capsys
+):
+    """Files that are replaced need their folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("old.json", "old.png"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(argument_types.os, "access", lambda path, mode: str(path) != refused)
     with pytest.raises(SystemExit):
-        command_line.main(["bench", "--json", "a.json"])
-    assert "'a.json': '.' may not be written" in capsys.readouterr().err
+        command_line.main(argv)
+    assert f"'{refused}' may not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "--shapes=8,8,8", "--json=a", "--csv=./a"], "--json and --csv: both are a"),
+        (["bench", "--shapes=8,8,8", "--csv=a", "--markdown=a"], "--csv and --markdown: "),
+        (["trace", *SIZES, "--perfetto=a.png", "--plot=a"], "--perfetto and --plot: "),
+    ],
+)
+def test_files_differ(argv, message, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("precious")
+    assert command_line.main(argv) == 2
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "a").read_text() == "precious"
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from entwine_jax import measured, runtime
+from entwine_jax import configuration, measured, runtime
 from entwine_jax.__main__ import main
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.cost_model import predict, predict_lax
@@ -111,9 +111,9 @@ def doctor(monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "checks", lambda num_ranks: iter([]))
     monkeypatch.setattr(runtime, "hardware", lambda: H200)
 
-    def run(fake):
+    def run(fake, output=tmp_path / "profile.json"):
         monkeypatch.setattr(probes, "JaxProbes", lambda num_ranks: fake)
-        return main(["doctor", "--measure", "--output", str(tmp_path / "profile.json")])
+        return main(["doctor", "--measure", *(["--output", str(output)] if output else [])])
 
     return run
 
@@ -146,6 +146,25 @@ def test_command_overwrites_no_other_file(doctor, tmp_path, capsys):
     assert doctor(probes) == 2
     assert f"{path} is not overwritten: " in capsys.readouterr().err
     assert path.read_text() == '{"mine": 1}'
+
+
+def test_command_says_that_the_profile_cannot_be_written(doctor, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError("disk is full")
+
+    monkeypatch.setattr(measured, "write", fail)
+    assert doctor(FakeProbes()) == 1
+    printed = capsys.readouterr()
+    assert "matmul_tflops: 640" in printed.out
+    assert printed.err.endswith("doctor: disk is full\n")
+
+
+def test_command_checks_its_default_folder_first(doctor, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    settings = configuration.Configuration(measured=str(tmp_path / "file"))
+    monkeypatch.setattr(configuration, "_overridden", settings)
+    assert doctor(None, output=None) == 2
+    assert "doctor: the default of --output cannot be written: " in capsys.readouterr().err
 
 
 def test_command_does_not_measure_where_the_kernel_cannot_run(capsys):

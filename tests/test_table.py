@@ -236,7 +236,7 @@ def test_files_are_read_in_bounds(tmp_path):
     with pytest.raises(RefusedError, match="at most 1048576 bytes"):
         document.read(path)
     for other in (tmp_path, tmp_path / "missing", "/dev/zero"):
-        with pytest.raises(RefusedError, match="^must be a regular file"):
+        with pytest.raises(RefusedError, match=r"^must be a regular file"):
             document.read(tmp_path / other)
 
 

@@ -235,10 +235,10 @@ def tune(monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: None)
     monkeypatch.setattr(runtime, "hardware", lambda: H200)
 
-    def run(*arguments, timer=None, shapes=SHAPES):
+    def run(*arguments, timer=None, shapes=SHAPES, output=tmp_path / "table.json"):
         timer = timer or FakeTimer()
         monkeypatch.setattr(command, "GpuTimer", lambda: timer)
-        output = ["--output", str(tmp_path / "table.json")]
+        output = ["--output", str(output)] if output else []
         status = main(["tune", "--shapes", shapes, "--rounds", "2", *output, *arguments])
         return status, timer
 
@@ -397,6 +397,22 @@ def test_command_does_not_overwrite_what_it_cannot_read(tune, tmp_path, capsys):
 def test_command_refuses_wrong_arguments(tune, arguments, message, capsys):
     assert tune(*arguments)[0] == 2
     assert message in capsys.readouterr().err
+
+
+def test_command_keeps_table_and_times_apart(tune, tmp_path, capsys):
+    status, timer = tune("--json", str(tmp_path / "table.json"))
+    assert (status, timer.calls) == (2, [])
+    assert "--output and --json: both are " in capsys.readouterr().err
+
+
+def test_command_checks_its_default_folder_first(tune, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    for where in ("file", "file/folder"):
+        settings = configuration.Configuration(measured=str(tmp_path / where))
+        monkeypatch.setattr(configuration, "_overridden", settings)
+        status, timer = tune(output=None)
+        assert (status, timer.calls) == (2, [])
+        assert "the default of --output cannot be written: " in capsys.readouterr().err
 
 
 def test_command_says_why_it_cannot_run_here(capsys):

@@ -5,7 +5,13 @@ import sys
 
 import jax
 
-from entwine_jax.argument_types import existing_file, output_file, parsed_by, seed
+from entwine_jax.argument_types import (
+    check_that_files_differ,
+    existing_file,
+    output_file,
+    parsed_by,
+    seed,
+)
 from entwine_jax.bench import programs, report, stopped
 from entwine_jax.bench.cases import Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
@@ -101,11 +107,9 @@ def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> 
         reason = op.why_not(shape, num_ranks)
         if reason is not None:
             raise ValueError(f"shape {shape}: {reason}")
+    check_that_files_differ(args, "json", "csv", "markdown")
     if args.markdown is not None:
-        begin, end = report.markers(num_ranks, args.op)
-        document = args.markdown.read_text()
-        if begin not in document or end not in document:
-            raise ValueError(f"--markdown {args.markdown}: must hold the lines {begin} and {end}")
+        report.around_table(args.markdown, num_ranks, args.op)
     return num_ranks
 
 

@@ -167,19 +167,28 @@ def markers(num_ranks: int, topic: str = "ar") -> tuple[str, str]:
     return f"<!-- bench:{table}:begin -->", f"<!-- bench:{table}:end -->"
 
 
+def around_table(path: Path, num_ranks: int, topic: str = "ar") -> tuple[str, str]:
+    """What a file holds up to the table of a topic and number of ranks, and from its end on.
+
+    Raises:
+        ValueError: the file does not hold the two markers in order.
+    """
+    begin, end = markers(num_ranks, topic)
+    before, found_begin, rest = path.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"{path}: must hold the lines {begin} and {end}")
+    return before + begin, end + after
+
+
 def rewrite_markdown(path: Path, table: str, num_ranks: int, topic: str = "ar") -> None:
     """Puts the table between the markers of its topic and number of ranks.
 
     Raises:
         ValueError: the file does not hold the two markers in order.
     """
-    begin, end = markers(num_ranks, topic)
-    document = path.read_text()
-    before, found_begin, rest = document.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found_begin and found_end):
-        raise ValueError(f"{path}: must hold the lines {begin} and {end}")
-    path.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+    before, after = around_table(path, num_ranks, topic)
+    path.write_text(f"{before}\n{table}\n{after}")
 
 
 def _title(machine: Machine, settings: Settings) -> str:

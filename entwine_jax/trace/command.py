@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from entwine_jax.argument_types import output_file
+from entwine_jax.argument_types import check_that_files_differ, figure_file, output_file
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a trace for https://ui.perfetto.dev",
     )
     parser.add_argument(
-        "--plot", type=output_file, metavar="FILE", help="draw measured and simulated side by side"
+        "--plot", type=figure_file, metavar="FILE", help="draw measured and simulated side by side"
     )
     parser.add_argument(
         "--simulate", action="store_true", help="only the simulation: needs no GPU, up to 72 ranks"
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 0, 1 where nothing can be traced, 2 for a wrong argument."""
     try:
+        check_that_files_differ(args, "perfetto", "plot")
         problem = as_measured(problem_of(args))
         schedule = _schedule(problem, args.schedule, args.simulate)
         simulation = simulate(problem, schedule)

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import jax
 
 from entwine_jax import measured, runtime, selection
-from entwine_jax.argument_types import output_file, parsed_by
+from entwine_jax.argument_types import (
+    check_that_files_differ,
+    default_file,
+    parsed_by,
+    replaced_file,
+)
 from entwine_jax.bench import stopped
 from entwine_jax.bench.cases import parse_shapes
 from entwine_jax.bench.ops import OPS
@@ -63,13 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="time shapes that are in FILE anew")
     parser.add_argument(
         "--output",
-        type=output_file,
+        type=replaced_file,
         metavar="FILE",
         help=f"the table to add to, for the default workspace (default: {default_table()})",
     )
     parser.add_argument(
         "--json",
-        type=output_file,
+        type=replaced_file,
         metavar="FILE",
         help="add all times to FILE; what it holds is done",
     )
@@ -84,14 +89,16 @@ def run(args: argparse.Namespace) -> int:
     num_ranks = jax.local_device_count() if args.ranks is None else args.ranks
     try:
         problems = _problems(args, num_ranks)
-        files = Files(args.output or default_table(), args.json)
+        reason = runtime.why_unavailable(num_ranks)
+        if reason is not None:
+            print(f"tune: {reason}", file=sys.stderr)
+            return 1
+        args.output = args.output or default_file(default_table())
+        check_that_files_differ(args, "output", "json")
+        files = Files(args.output, args.json)
     except ValueError as error:
         print(f"tune: {error}", file=sys.stderr)
         return 2
-    reason = runtime.why_unavailable(num_ranks)
-    if reason is not None:
-        print(f"tune: {reason}", file=sys.stderr)
-        return 1
     todo = [problem for problem in problems if args.again or not files.hold(problem)]
     status, message, num_measured = _time_all(todo, args, files)
     keys = {Key.of(problem) for problem in problems}

@@ -33,8 +33,8 @@ class Files:
 
     def __init__(self, table_path: Path, times_path: Path | None) -> None:
         self.table_path, self.times_path = table_path, times_path
-        self._table = _read(measured.read_table, table_path)
-        self.records = [] if times_path is None else _read(read_records, times_path)
+        self._table = read_own(measured.read_table, table_path)
+        self.records = [] if times_path is None else read_own(read_records, times_path)
 
     def hold(self, problem: Problem) -> bool:
         """Whether the problem is in all of them."""
@@ -49,14 +49,14 @@ class Files:
             RefusedError: a file has become something else.
         """
         with _locked(self.table_path):
-            others = _read(measured.read_table, self.table_path)
+            others = read_own(measured.read_table, self.table_path)
             self._table = others | Table({record.key: record.entry})
             measured.write(self.table_path, format_table(self._table, __version__))
         if self.times_path is None:
             self.records = _with(self.records, record)
             return
         with _locked(self.times_path):
-            self.records = _with(_read(read_records, self.times_path), record)
+            self.records = _with(read_own(read_records, self.times_path), record)
             machine = asdict(describe_machine(record.key.num_ranks))
             write_records(self.times_path, self.records, machine)
 
@@ -76,8 +76,12 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _read[T](read: Callable[[Path], T], path: Path) -> T:
-    """What is in a file that is to be written."""
+def read_own[T](read: Callable[[Path], T], path: Path) -> T:
+    """What is in a file that is to be replaced.
+
+    Raises:
+        RefusedError: names the file, and the rule that it breaks.
+    """
     try:
         return read(path)
     except RefusedError as error:
