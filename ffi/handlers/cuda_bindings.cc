@@ -39,6 +39,12 @@ int driver_version() {
   return version;
 }
 
+int num_devices() {
+  int number = 0;
+  check_cuda(cudaGetDeviceCount(&number), "counting the GPUs");
+  return number;
+}
+
 nb::list probe_devices(const std::vector<int>& ordinals) {
   nb::list devices;
   for (int ordinal : ordinals) {
@@ -182,6 +188,7 @@ void bind_cuda(nb::module_& m) {
         "Custom call targets: name -> stage -> handler.");
   m.def("num_executions", num_executions,
         "How often XLA has called a handler to execute a call; not where it replays a CUDA graph.");
+  m.def("num_devices", num_devices, "GPUs that CUDA sees.");
   m.def("driver_version", driver_version, "The CUDA version of the driver, e.g. 13000; 0 if none.");
   m.def(
       "probe_devices", probe_devices, nb::arg("ordinals"),

@@ -95,7 +95,7 @@ struct FusedParams {
   void* output;
   TileOrder order;
   Divisor block_rows;  // AllGather
-  int m, n, k;         // of the product on this rank
+  int n, k;            // of the product on this rank
   int tile_n;       // of the tiles that are split into items: 256, or 128 and all items are narrow
   TileItems items;  // of all tiles (AllReduce, AllGather), of the tiles of an owner (ReduceScatter)
   OwnSlots slots;

@@ -104,10 +104,10 @@ __device__ __forceinline__ void send_row(const PeerWindow& window,
 
 // Counts a unit whose copies are complete. The count that completes a piece tells the peers.
 //
-// Every sender's copies (async proxy) come before its proxy fence, and that before its count, which
-// releases it. The last count acquires all of them; with the fence behind it they come before the flags,
+// A sender's copies (async proxy) are complete, so they come before its count (generic proxy), which
+// releases them. The last count acquires all of them; with the fence behind it they come before the flags,
 // which the peers acquire at system scope and behind which they have a proxy fence of their own
-// (wait_rows). GPU scope is enough for the counts, as all senders are on this GPU: what they order is
+// (wait_rows). The proxy fence here is for the slots (finish_cta). GPU scope is enough for the counts, as all senders are on this GPU: what they order is
 // passed on by the fence at system scope.
 __device__ __forceinline__ void count_unit(const PeerWindow& window, uint64_t epoch, int slot) {
   constexpr uint32_t kUnitsPerPiece = kTileM / kRowsPerUnit;

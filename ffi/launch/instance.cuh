@@ -130,7 +130,6 @@ void launch_instance(const Call& call, const RowBlocks& blocks, const Schedule& 
       .order = make_tile_order(blocks, layout.num_tiles_n, static_cast<int>(schedule.raster),
                                num_ranks, kTileM),
       .block_rows = make_divisor(blocks.block_rows),
-      .m = m,
       .n = n,
       .k = k,
       .tile_n = static_cast<int>(schedule.tile_n),

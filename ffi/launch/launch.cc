@@ -9,14 +9,11 @@
 namespace entwine {
 namespace {
 
-const std::array<const Instances*, 5>& all_instances() {
-  static const std::array<const Instances*, 5> table{&kBfloat16, &kBfloat16Transposed, &kFloat16,
-                                                     &kFloat16Transposed, &kTraced};
-  return table;
-}
+constexpr std::array kAllInstances{&kBfloat16, &kBfloat16Transposed, &kFloat16, &kFloat16Transposed,
+                                   &kTraced};
 
 const Instance& find_instance(const Call& call) {
-  for (const Instances* instances : all_instances()) {
+  for (const Instances* instances : kAllInstances) {
     for (const Instance& instance : *instances) {
       if (instance.op == call.op && instance.dtype == call.dtype &&
           instance.w_transposed == call.w_transposed &&
@@ -134,7 +131,7 @@ void check_cuda(cudaError_t error, const std::string& what) {
 }
 
 void load_kernels() {
-  for (const Instances* instances : all_instances()) {
+  for (const Instances* instances : kAllInstances) {
     for (const Instance& instance : *instances) instance.load();
   }
 }

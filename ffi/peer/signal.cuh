@@ -62,8 +62,8 @@ __device__ __forceinline__ void wait_arrived(const PeerWindow& window, uint64_t 
 }
 
 // Waits for a phase of an mbarrier of this CTA. Only warps of the same CTA and its own copies
-// arrive there. One of those may have to wait for peers, and began to do so later: it has the first word,
-// as it can name the peer.
+// arrive there. One of those may have to wait for peers, and began to do so later: at one such wait it has
+// the first word, as it can name the peer.
 __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint64_t* barrier,
                                            uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
@@ -74,8 +74,8 @@ __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint6
 }
 
 // Tells `peer` that this rank's kernel of `epoch` has started and may be sent its output at
-// `output`. The release orders the address before the epoch. Nothing else is promised: it says
-// nothing of earlier epochs beyond what the end of a launch says.
+// `output`. The release orders the address before the epoch, and whatever earlier kernels of this GPU
+// did with that memory before what the peer, having acquired the epoch, stores there.
 __device__ __forceinline__ void set_ready(const PeerWindow& window, int peer, void* output,
                                           uint64_t epoch) {
   ReadyWord* word = &window.control[peer]->ready[window.rank];
