@@ -236,7 +236,10 @@ def register_targets() -> None:
     without a compiled CUDA part, or in a JAX whose CUDA backend would not start with the handlers.
     """
     ffi = runtime.load_ffi()
-    if ffi is None or not ffi.build_info()["cuda"] or not runtime.supports_jax():
+    if ffi is None or not runtime.supports_jax():
+        return
+    info = ffi.build_info()
+    if not info["cuda"] or not runtime.takes_handlers_of(info["jaxlib_headers"]):
         return
     for name, handlers in ffi.registrations().items():
         jax.ffi.register_ffi_target(name, handlers, platform="CUDA")

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -107,6 +108,19 @@ def supports_jax() -> bool:
     return OLDEST_JAX <= jax.__version_info__ < FIRST_UNSUPPORTED_JAX
 
 
+def takes_handlers_of(jaxlib_version: str) -> bool:
+    """Whether the installed XLA takes handlers that were compiled with the headers of a jaxlib.
+
+    One that is older than they are does not, and its backend would not start with them.
+    """
+    return _numbers(jaxlib_version) <= _numbers(metadata.version("jaxlib"))
+
+
+def _numbers(version: str) -> list[int]:
+    public, _, _ = version.partition("+")
+    return [int(part) for part in public.split(".") if part.isdecimal()]
+
+
 def _check_jax_version() -> Check:
     oldest, end = (".".join(map(str, v)) for v in (OLDEST_JAX, FIRST_UNSUPPORTED_JAX))
     return Check(
@@ -144,8 +158,17 @@ def _check_library() -> Iterator[Check]:
         found = f"entwine_jax._ffi has the calls {', '.join(others)}, the package v{CALL_VERSION}"
         yield Check(topic, found, False, rebuild)
         return
+    if not takes_handlers_of(info["jaxlib_headers"]):
+        headers, installed = info["jaxlib_headers"], metadata.version("jaxlib")
+        found = f"built with jaxlib {headers}, jaxlib {installed} is here"
+        yield Check(
+            topic, found, False, f"Install a newer jaxlib, or build it with this one {build}"
+        )
+        return
     found = f"compiled with nvcc {info['nvcc']}" if info["cuda"] else "built without CUDA"
-    remedy = "Install the CUDA toolkit (nvcc 12.8 or newer) and nvidia-cutlass, then build again."
+    remedy = (
+        f"Install the CUDA toolkit (nvcc 12.8 or newer) and nvidia-cutlass, then build it {build}"
+    )
     yield Check(topic, found, info["cuda"], remedy)
 
 

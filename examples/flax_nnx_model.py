@@ -156,7 +156,8 @@ def main() -> None:
     config = LARGE if jax.default_backend() == "gpu" else SMALL
     mesh = jax.make_mesh((jax.device_count(),), ("tp",), axis_types=(AxisType.Auto,))
     print(f"{mesh.size} x {jax.devices()[0].device_kind}: {config}")
-    print(entwine_jax.why_unavailable(mesh.size) or "The fused kernel can run here.")
+    reason = entwine_jax.why_unavailable(mesh.size)
+    print(f"Runs as plain lax. {reason}" if reason else "The fused kernel can run here.")
 
     found = {}
     for name, layers in forms(mesh).items():

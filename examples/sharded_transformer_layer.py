@@ -288,7 +288,8 @@ def main() -> None:
     mesh = make_mesh(config, jax.device_count())
     num_ranks = mesh.size
     print(f"{num_ranks} x {jax.devices()[0].device_kind}: {config}")
-    print(entwine_jax.why_unavailable(num_ranks) or "The fused kernel can run here.")
+    reason = entwine_jax.why_unavailable(num_ranks)
+    print(f"Runs as plain lax. {reason}" if reason else "The fused kernel can run here.")
 
     params_key, teacher_key, x_key = jax.random.split(jax.random.key(0), 3)
     params = make_params(config, params_key)

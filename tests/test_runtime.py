@@ -1,11 +1,12 @@
 import sys
+from importlib import metadata
 from types import SimpleNamespace
 
 import jax
 import pytest
 
 import entwine_jax
-from entwine_jax import configuration, runtime
+from entwine_jax import configuration, lowering, runtime
 from entwine_jax.schedule.legality import LackOfMemory
 from entwine_jax.version import CALL_VERSION
 
@@ -34,11 +35,17 @@ class Ffi:
         version=entwine_jax.__version__,
         calls=CALL_VERSION,
         cuda=True,
+        headers="0.11.2",
         driver=13000,
         gpus=None,
     ):
         self.calls = calls
-        self.info = {"version": version, "cuda": cuda, "nvcc": "13.0.88" if cuda else ""}
+        self.info = {
+            "version": version,
+            "jaxlib_headers": headers,
+            "cuda": cuda,
+            "nvcc": "13.0.88" if cuda else "",
+        }
         self.driver = driver
         self.gpus = gpus or [gpu(0), gpu(1)]
 
@@ -92,7 +99,8 @@ def test_available_on_two_h200():
             f"kernel library: entwine_jax._ffi has the calls entwine_jax.matmul_allreduce.v"
             f"{CALL_VERSION - 1}, the package v{CALL_VERSION}",
         ),
-        (Ffi(cuda=False), "kernel library: built without CUDA"),
+        (Ffi(cuda=False), "kernel library: built without CUDA. Install the CUDA toolkit"),
+        (Ffi(headers="99.1.0"), "kernel library: built with jaxlib 99.1.0, jaxlib "),
         (Ffi(driver=12080), "driver: supports CUDA 12.8; built with 13.0.88"),
         (Ffi(gpus=RuntimeError("CUDA error 999")), "GPU probe: CUDA error 999"),
         (Ffi(gpus=[gpu(0)]), "number of GPUs: 1 found, 2 needed"),
@@ -119,12 +127,49 @@ def test_reason(machine, ffi, reason):
     assert isinstance(said, LackOfMemory) == said.startswith("workspace: ")
 
 
-@pytest.mark.parametrize("ffi", [None, Ffi(version="0.0.9"), Ffi(calls=CALL_VERSION - 1)])
+@pytest.mark.parametrize(
+    "ffi",
+    [
+        None,
+        Ffi(version="0.0.9"),
+        Ffi(calls=CALL_VERSION - 1),
+        Ffi(headers="99.1.0"),
+        Ffi(cuda=False),
+    ],
+)
 def test_what_to_build_where_the_library_is_missing_or_another(machine, ffi):
     machine(ffi)
     said = runtime.why_unavailable()
     assert f"`make inplace PYTHON={sys.executable}`" in said
     assert "`pip install --no-build-isolation .`" in said
+
+
+@pytest.mark.parametrize(
+    ("headers", "installed", "taken"),
+    [
+        ("0.11.2", "0.11.2", True),
+        ("0.11.2", "0.12.0.1", True),
+        ("0.12.0.1", "0.11.2", False),
+        ("0.12.0.1", "0.12.0", False),
+        ("0.11.2", "0.11.2+cuda13", True),
+        ("0.12.0", "0.12.0.dev20261110", True),
+    ],
+)
+def test_handlers_of_newer_headers_are_not_registered(
+    machine, monkeypatch, headers, installed, taken
+):
+    registered = []
+    ffi = Ffi(headers=headers)
+    ffi.set_deadline = lambda seconds: None
+    machine(ffi)
+    monkeypatch.setattr(metadata, "version", lambda name: installed)
+    monkeypatch.setattr(configuration, "watch", lambda react: None)
+    monkeypatch.setattr(
+        jax.ffi, "register_ffi_target", lambda name, handlers, platform: registered.append(name)
+    )
+    lowering.register_targets()
+    assert bool(registered) == taken
+    assert (runtime.why_unavailable() is None) == taken
 
 
 def test_too_few_gpus_for_the_group(machine):

@@ -95,7 +95,10 @@ def _check(args: argparse.Namespace, shapes: tuple[Shape, ...], op: TimedOp) -> 
     num_devices = jax.local_device_count()
     num_ranks = num_devices if args.ranks is None else args.ranks
     if not 1 <= num_ranks <= num_devices:
-        raise ValueError(f"--ranks {num_ranks}: there are {num_devices} devices")
+        raise ValueError(
+            f"--ranks {num_ranks}: there are {num_devices} devices; without GPUs, "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={max(num_ranks, 1)} gives more"
+        )
     if args.shapes is None and jax.local_devices()[0].platform == "cpu":
         raise ValueError("--shapes: without GPUs, name small ones, as in --shapes 64,64,256")
     if not shapes:

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         problems = _problems(args, num_ranks)
         reason = runtime.why_unavailable(num_ranks)
         if reason is not None:
-            print(f"tune: {reason}", file=sys.stderr)
+            print(f"tune: the fused kernel cannot run here: {reason}", file=sys.stderr)
             return 1
         args.output = args.output or default_file(default_table())
         check_that_files_differ(args, "output", "json")
