@@ -96,7 +96,10 @@ class FusedCall(NamedTuple):
     reason: str
 
 
-def _lower_for_cuda(ctx, x, w, *other_ws, op, lax_rule, **params):
+def _lower_for_cuda(ctx, x, *ws, op, lax_rule, **params):
+    if not ws:  # an all-gather of which no product is left
+        return lax_rule(ctx, x, **params)
+    w, *other_ws = ws
     call = _plan(ctx, op, **params)
     x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):

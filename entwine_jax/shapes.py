@@ -45,7 +45,7 @@ def check_call(op: str, x: Any, ws: Sequence[Any], axis_name: Any, schedule: Any
 
 def _as_array(operand: Any) -> Any:
     """The array that an operand stands for, such as a parameter of Flax NNX; else the operand."""
-    convert = getattr(operand, "__jax_array__", None)
+    convert = None if isinstance(operand, type) else getattr(operand, "__jax_array__", None)
     return operand if convert is None else convert()
 
 

@@ -55,6 +55,7 @@ def test_number_of_dimensions(x, w):
     ("x", "w", "message"),
     [
         ([[1.0]], (1, 1), "x must be an array, but it is of type list"),
+        (jnp.float32, (1, 1), "x must be an array, but it is of type "),
         ((1, 1), None, "w must be an array, but it is of type NoneType"),
         ((1, 1), np.ones((1, 1), bool), "w must have a numeric dtype, but it has dtype bool"),
         (np.full((1, 1), "a"), (1, 1), "x must have a numeric dtype"),

@@ -107,6 +107,16 @@ def test_no_rows(leading, m, kind):
 
 
 @KIND
+def test_no_columns(kind):
+    # Folded, such rows end XLA's CPU compiler.
+    f = PRODUCTS[kind](make_mesh(), x_ndim=3)
+    x, w = random_operands(m=8, k=8, n=0, leading=(2,))
+    gradients = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1)))(x, w)
+    assert [g.shape for g in gradients] == [x.shape, w.shape]
+    assert not gradients[0].any()
+
+
+@KIND
 def test_nothing_to_sum_over(kind):
     # Cut inside: XLA cannot pass a shard_map operands that are all empty.
     f = jax.shard_map(

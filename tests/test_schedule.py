@@ -140,6 +140,7 @@ def test_hardware_is_found_by_device_kind(device_kind, hardware):
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
+        ("name", 200, "must be a str"),
         ("num_sms", 0, "must be an int greater than 0"),
         ("num_sms", "132", "must be an int greater than 0"),
         ("num_sms", 1.5, "must be an int greater than 0"),

@@ -15,6 +15,7 @@ And of those that scatter or gather rows:
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,6 +58,9 @@ def _why_not_here(axes: Axes, operands: Sequence[jax.Array]) -> str | None:
         return "an operand has a pending reduction"
     if not all(isinstance(size, int) for v in operands for size in v.shape):
         return "sizes are symbolic"
+    if not all(size for v in operands for size in v.shape):
+        # Folded rows without columns end XLA's CPU compiler with a segmentation fault.
+        return "nothing to multiply"
     if any(jax.typeof(v).memory_space == jax.memory.Space.Host for v in operands):
         return "an operand is in the memory of the host"
     return None
@@ -83,12 +87,49 @@ def bind(primitive: Primitive, *operands: jax.Array, axis_name: Axes, **params: 
 def bind_replicated(
     primitive: Primitive, x: jax.Array, *ws: jax.Array, axis_name: Axes, **params: Any
 ) -> Any:
-    """As `bind`, with an x that does not vary over `axis_name`, in a shard_map that tracks it."""
-    others = set().union(*(jax.typeof(v).mat.varying for v in (x, *ws))) - set(axis_name)
-    x = cast_to_varying(x, others)
-    ws = tuple(cast_to_varying(w, others | set(axis_name)) for w in ws)
+    """As `bind`, with an x that does not vary over `axis_name`, in a shard_map that tracks it.
+
+    A product varies as x and its weight do: each set of axes has a call of its own.
+    """
     _add_precision(params)
-    return primitive.bind(x, *ws, axis_name=axis_name, tracks_varying=True, **params)
+    own = jax.typeof(x).mat.varying
+    axes_of = [own | jax.typeof(w).mat.varying for w in ws]
+    ys: dict[int, jax.Array] = {}
+    for axes in dict.fromkeys(axes_of):
+        alike = [i for i, others in enumerate(axes_of) if others == axes]
+        products = primitive.bind(
+            cast_to_varying(x, axes - set(axis_name)),
+            *(cast_to_varying(ws[i], axes) for i in alike),
+            axis_name=axis_name,
+            tracks_varying=True,
+            **params,
+        )
+        ys |= zip(alike, products, strict=True)
+    return [ys[i] for i in range(len(ws))]
+
+
+def bind_gathering(
+    primitive: Primitive, x: jax.Array, *ws: jax.Array, axis_name: Axes, **params: Any
+) -> Any:
+    """As `bind`, but a product varies as x and its weight do, and the gathered x as x does.
+
+    Weights that vary over more axes multiply the gathered x outside of the call. A lone one stays
+    in it, and the gathered x comes from another call, which vanishes where nobody uses it.
+    """
+    _add_precision(params)
+    bind_here = functools.partial(bind, primitive, x, axis_name=axis_name, **params)
+    gathered_axes = jax.typeof(x).mat.varying | set(axis_name)
+    inside = [jax.typeof(w).mat.varying <= gathered_axes for w in ws]
+    if len(ws) == 1 and not inside[0]:
+        y, _ = bind_here(*ws)
+        return [y, *bind_here()]
+    *products, gathered = bind_here(*itertools.compress(ws, inside))
+    left = iter(products)
+    ys = (
+        next(left) if is_inside else multiply(gathered, w, **params)
+        for w, is_inside in zip(ws, inside, strict=True)
+    )
+    return [*ys, gathered]
 
 
 def _add_precision(params: dict[str, Any]) -> None:
@@ -200,7 +241,7 @@ def make(
 # the file of its op.
 matmul_allreduce_p = make("matmul_allreduce")
 matmul_reducescatter_p = make("matmul_reducescatter")
-allgather_matmul_p = make("allgather_matmul", multiple_results=True)
+allgather_matmul_p = make("allgather_matmul", multiple_results=True, bind=bind_gathering)
 column_parallel_matmul_p = make(
     "column_parallel_matmul", multiple_results=True, bind=bind_replicated
 )

@@ -104,6 +104,8 @@ class Hardware:
         for field, kind in get_type_hints(Hardware).items():
             value = getattr(self, field)
             if kind is str:
+                if not isinstance(value, str):
+                    raise ValueError(f"Hardware.{field} = {value!r}: must be a str")
                 continue
             if kind is Collective and not isinstance(value, Collective):
                 raise ValueError(f"Hardware.{field} = {value!r}: must be a Collective")
@@ -129,7 +131,7 @@ def _is_positive(number: Any, kinds: type | tuple[type, ...]) -> bool:
 # GPUs by `tune`, the 31 of the README by `bench`, the seven core shapes twice on four; least
 # squares of log(predicted / measured), outliers damped. Mean error of the whole call: +2 to +3% on
 # two by `tune`, -2 to -4% by `bench`, whose calls last longer at a lower clock, -1 to +1% on four;
-# root mean square 5, 4 and 3%. The worst is 512, 7168, 7168 on two, 50 to 70 us: 12 to 42% too
+# root mean square 5, 4 and 3%. The worst is 512, 7168, 7168 on two, 50 to 70 us: 19 to 42% too
 # long. Other numbers of GPUs were not measured; 64 rows were left out, see SMALL_BASE_US. Without a
 # matmul before them, two GPUs moved 297, 233 and 256 GB/s each way.
 H200 = Hardware(

@@ -55,7 +55,7 @@ class Problem:
     hardware: Hardware = H200
 
     def __post_init__(self) -> None:
-        if self.op not in OPS:
+        if not isinstance(self.op, str) or self.op not in OPS:
             raise ValueError(f"Problem.op = {self.op!r}: must be one of {', '.join(OPS)}")
         if not isinstance(self.dtype, str) or self.dtype not in ITEM_BYTES:
             known = ", ".join(ITEM_BYTES)
