@@ -129,19 +129,19 @@ def _lower_for_cuda(ctx, x, *ws, op, lax_rule, **params):
 
 
 def tell_of_lax(
-    op: str, x_shape: Sequence[int], w_shape: Sequence[int], schedule: Schedule | None, why_lax: str
+    op: str, x_shape: Sequence[int], w_shape: Sequence[int], schedule: Schedule | None, reason: str
 ) -> None:
-    """Logs that a call runs as plain lax, and warns once of what the user can change about it.
+    """Logs that a call runs as plain lax, and warns once where the user can change that.
 
-    That is a schedule that was given, and memory.
+    That is so if a schedule was given, or if memory is lacking.
     """
-    _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, why_lax)
+    _log.info("%s %s @ %s runs as plain lax: %s", op, x_shape, w_shape, reason)
     if schedule is not None and schedule.fused and runtime.is_available():
-        warning = f"{op} runs as plain lax in spite of its schedule: {why_lax}"
+        warning = f"{op} runs as plain lax in spite of its schedule: {reason}"
         _warn_once(warning, warning)
-    elif isinstance(why_lax, LackOfMemory):
-        # Any op may be slow for the lack of it.
-        _warn_once("memory", f"calls run as plain lax for lack of memory: {why_lax}")
+    elif isinstance(reason, LackOfMemory):
+        # One warning for all ops: each of them may be slow for lack of memory.
+        _warn_once("memory", f"calls run as plain lax for lack of memory: {reason}")
 
 
 def _warn_once(topic: str, warning: str) -> None:
@@ -233,7 +233,7 @@ def replica_groups(mesh_shape, axis_name: tuple) -> np.ndarray:
 
 
 def register_targets() -> None:
-    """Makes the handlers known to XLA and hands the library the deadline, now and once it changes.
+    """Registers the handlers with XLA; gives the library the deadline, now and when it changes.
 
     To be called once. No backend is started: JAX keeps the handlers until one is. Does nothing
     without a compiled CUDA part, or in a JAX whose CUDA backend would not start with the handlers.

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from entwine_jax.schedule.layout import ceil_div
+
 # A dispatch this long hides the about 1 ms that the host needs to start a program on all devices.
 SHORTEST_DISPATCH_US = 50_000.0
 
@@ -22,7 +24,7 @@ def num_calls(at_least: int, multiple_of: int, predicted_us: float | None) -> in
     wanted = at_least
     if predicted_us is not None:
         wanted = max(wanted, SHORTEST_DISPATCH_US / predicted_us)
-    return -(-int(wanted) // multiple_of) * multiple_of
+    return ceil_div(int(wanted), multiple_of) * multiple_of
 
 
 def interleaved_times(

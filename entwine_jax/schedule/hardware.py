@@ -16,8 +16,8 @@ FORMAT = "entwine_jax.hardware"
 
 BYTES_PER_US_AT_1_GB_S = 1e3
 
-# What NCCL's ring takes beside its steps, in times of one; presumably it fills and drains. An
-# earlier fit; with what a step costs, 0.25 fits as well.
+# What NCCL's ring takes beside its steps, in times of one step's bytes; presumably to fill and
+# drain. From an earlier fit; with RING_STEP_US beside it, 0.25 fits as well.
 RING_ENDS = 0.4
 
 # What each step of the ring costs beside its bytes. Fitted with the collectives of the H200, whose
@@ -36,17 +36,17 @@ MAX_BASE_US = 300.0
 
 
 class Collective(NamedTuple):
-    """Cost of a collective of its own, in a ring of P ranks with P - 1 steps, AllReduce 2 (P - 1).
+    """Cost of a collective alone, in a ring of P ranks with P - 1 steps, AllReduce 2 (P - 1).
 
-    base_us + steps_us(steps) + bytes each way * (1 + RING_ENDS / steps) / gb_s, or less where it is
-    small: SMALL_BASE_US + bytes each way / SMALL_GB_S.
+    base_us + steps_us(steps) + bytes each way * (1 + RING_ENDS / steps) / gb_s or, if that is less,
+    as for small arrays: SMALL_BASE_US + bytes each way / SMALL_GB_S.
 
     The fewer ranks, the fewer steps and the slower a byte. Whatever number of ranks gb_s and
     base_us come from, they hold for others.
 
     Attributes:
         gb_s: payload rate of the ring's steps, each way and GPU, GB/s.
-        base_us: what it costs beside, us.
+        base_us: what it costs beside steps and bytes, us.
     """
 
     gb_s: float
@@ -150,19 +150,7 @@ H200 = Hardware(
 
 # Not measured: the same die and the same links as the H200; the memory rate is scaled by the
 # data sheets' bandwidths (3.35 against 4.8 TB/s).
-H100 = Hardware(
-    name="H100",
-    num_sms=132,
-    matmul_tflops=693.0,
-    memory_gb_s=3000.0,
-    link_gb_s=360.0,
-    store_link_gb_s=344.0,
-    flag_latency_us=1.34,
-    launch_us=4.0,
-    allreduce=Collective(gb_s=403.0, base_us=12.0),
-    reducescatter=Collective(gb_s=380.0, base_us=14.0),
-    allgather=Collective(gb_s=388.0, base_us=17.0),
-)
+H100 = replace(H200, name="H100", memory_gb_s=3000.0)
 
 PROFILES = {profile.name: profile for profile in (H100, H200)}
 

@@ -1,7 +1,7 @@
 """Times the schedules of one problem in interleaved rounds, the faster half again, and so on.
 
-The fastest of many has a lucky time. So what is compared are the times of a run-off of a few, with
-plain lax among them.
+The fastest of many was lucky too. So times are compared only between a few, plain lax among them,
+which are all timed again in a run-off.
 """
 
 import random
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.cost_model import predict
+from entwine_jax.schedule.layout import ceil_div
 from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
@@ -20,7 +21,8 @@ from entwine_jax.tune.record import LAX, Record
 # In the run-off: the choices, and the fastest beside them.
 NUM_FINALISTS = 4
 
-# Rounds of the run-off for each round of all schedules, and one more: the median is a measured one.
+# Rounds of the run-off for each round of all schedules. One is added: the median of an odd number
+# is a measured time.
 RUN_OFF = 8
 
 
@@ -118,7 +120,7 @@ def _stages(num_schedules: int, num_rounds: int) -> Iterator[tuple[int, int]]:
     num_left, rounds = num_schedules, num_rounds
     while num_left > NUM_FINALISTS:
         yield num_left, rounds
-        num_left, rounds = max(-(-num_left // 2), NUM_FINALISTS), 2 * rounds
+        num_left, rounds = max(ceil_div(num_left, 2), NUM_FINALISTS), 2 * rounds
     yield num_left, RUN_OFF * num_rounds + 1
 
 
