@@ -1,4 +1,4 @@
-"""Types of command-line arguments, for `add_argument(type=...)`: what is wrong is said at once."""
+"""Types of command-line arguments, for `add_argument(type=...)`: wrong ones are refused at once."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ def parsed_by[T](parse: Callable[[str], T]) -> Callable[[str], T]:
 
 def existing_file(text: str) -> Path:
     """A file that is there, to be changed."""
-    # Unlike Path's, this takes a name that the system refuses for one that is not there.
+    # Unlike Path.is_file, this returns False for a name that the system refuses.
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file")
     return output_file(text)
@@ -49,7 +49,7 @@ def _check_may_be_written(path: Path, text: str) -> None:
 
 
 def replaced_file(text: str) -> Path:
-    """An output file that another takes the place of in one step: so its folder is written."""
+    """An output file that is replaced by another in one step, so its folder must be writable."""
     path = output_file(text)
     _check_may_be_written(path.parent, text)
     return path

@@ -67,7 +67,7 @@ def current() -> Configuration:
 def configure(**changes: Any) -> Configuration:
     """Changes settings by name; they win over the environment. Call this first.
 
-    The deadline holds for calls from now on, but for those that XLA has captured in graphs.
+    A new deadline holds for all later calls, except those that XLA has captured in graphs.
     Programs that are already traced or compiled keep their path (fused or lax, in graphs or not).
 
     Args:

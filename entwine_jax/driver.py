@@ -32,7 +32,7 @@ class Timed:
         )
 
     def call_us(self, schedule: Schedule, num_calls: int) -> float:
-        """Time of one of so many calls behind as many others, slowest rank, in us."""
+        """Time of one of `num_calls` calls that follow as many others, slowest rank, in us."""
         return self._ranks.microseconds(schedule.as_attributes(), num_calls)
 
 

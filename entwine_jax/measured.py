@@ -1,8 +1,8 @@
 """What was measured on this kind of machine: tables of schedules and profiles of hardware.
 
-Both are JSON files. Those that ship, in schedule/tables, come first, then the user's, which win: in
-the cache folder, or where ENTWINE_JAX_MEASURED names a file or folder. They are read once. A file
-that is not right is ignored, with one warning that names it and the rule it breaks.
+Both are JSON files. The package's own, in schedule/tables, come first, then the user's, which win:
+those in the cache folder, or the file or folder that ENTWINE_JAX_MEASURED names. They are read
+once. A file that breaks a rule is ignored, with one warning that names both.
 """
 
 import functools
@@ -127,7 +127,7 @@ def _load(where: str) -> Measured:
 
 
 def _json_files(where: str | Path) -> list[Path]:
-    # Unlike Path's methods, these take a folder that may not be read for one that is not there.
+    # Unlike Path's methods, these return False for a path that may not be looked at.
     if os.path.isdir(where):
         return sorted(Path(where).glob("*.json"))
     return [Path(where)] if os.path.lexists(where) else []

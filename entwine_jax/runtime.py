@@ -20,7 +20,7 @@ OLDEST_JAX, FIRST_UNSUPPORTED_JAX = (0, 11, 2), (0, 13)
 class Check(NamedTuple):
     """One condition of the fused kernel: what was found, and what helps where it does not hold.
 
-    `of_memory` where it asks for free memory.
+    `of_memory` says that free memory is what it asks for.
     """
 
     topic: str
@@ -111,7 +111,7 @@ def supports_jax() -> bool:
 def takes_handlers_of(jaxlib_version: str) -> bool:
     """Whether the installed XLA takes handlers that were compiled with the headers of a jaxlib.
 
-    One that is older than they are does not, and its backend would not start with them.
+    An XLA that is older than the headers does not, and its backend would not start with them.
     """
     return _numbers(jaxlib_version) <= _numbers(metadata.version("jaxlib"))
 

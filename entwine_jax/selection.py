@@ -1,4 +1,4 @@
-"""The selector with what was measured on this kind of machine: what the ops use, and the user.
+"""The selector as ops and users call it: with what was measured on this kind of machine.
 
 The functions of `entwine_jax.schedule` are pure; these hand them the table and profile in force.
 """

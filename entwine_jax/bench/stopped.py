@@ -1,9 +1,9 @@
-"""What a command that measures says and returns where an exception ends it; what it has is kept."""
+"""What a command that measures says and returns when an exception ends it early."""
 
 from entwine_jax.bench.measure import WrongResultError
 from entwine_jax.trace.record import CannotTraceError
 
-# A ValueError too: what was asked for has been checked before.
+# A ValueError too: arguments have been checked before, so none of them is wrong.
 CAUSES = (KeyboardInterrupt, WrongResultError, RuntimeError, OSError, ValueError)
 
 INTERRUPTED = 130

@@ -74,7 +74,7 @@ def allgather_matmul(
 ) -> Any:
     """Computes `lax.all_gather(x, axis_name, axis=..., tiled=True) @ w`.
 
-    Call it inside `jax.shard_map`. Unlike those of lax, dimensions count from the back by default.
+    Call it inside `jax.shard_map`. Unlike in lax, the default dimension counts from the back.
 
         y = [x_0; x_1; ...] @ w,  the shards of all ranks one behind the other
 
@@ -93,12 +93,12 @@ def allgather_matmul(
     Returns:
       y, or (y, gathered) with `return_gathered`. y is [..., m, n] with the gathered dimension P
       times as long, a tuple of such arrays where w is a tuple. All in the dtype to which JAX
-      promotes x and all weights. Like those of `lax.all_gather`, the results count as varying.
+      promotes x and all weights. As with `lax.all_gather`, the results count as varying.
 
-    The fused kernel takes what that of `matmul_allreduce` takes. The derivative with respect to x
-    is a `matmul_reducescatter` of the cotangent, one for all of several weights unless these are
-    wide. That with respect to w multiplies the gathered x of the forward pass, which is kept for
-    it; under `jax.checkpoint` it is gathered again instead.
+    The fused kernel takes the same operands as that of `matmul_allreduce`. The derivative with
+    respect to x is one `matmul_reducescatter` for all weights together, but for those of more than
+    4096 columns, which have one each. The derivative with respect to w multiplies the gathered x
+    of the forward pass, which is kept for it; under `jax.checkpoint` x is gathered again instead.
 
     Raises:
       TypeError: x or a weight is not a numeric array, schedule is not a Schedule, or
@@ -154,7 +154,7 @@ def _in_lax(x, *ws, axis_name, num_batches, **params):
 
 
 def _jvp(primals, tangents, **params):
-    """Linear in x; in a weight too, with the gathered x of the primal call as the other factor."""
+    """Linear in x and in each weight; the latter's terms use the gathered x of the primal call."""
     (x, *ws), (x_dot, *w_dots) = primals, tangents
     results = allgather_matmul_p.bind(x, *ws, **params)
     gathered = results[-1]

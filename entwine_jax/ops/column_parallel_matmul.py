@@ -47,8 +47,8 @@ def column_parallel_matmul(
     Args:
       x: [..., m, k], replicated over `axis_name`.
       w: local shard [k, n] of a weight whose columns are sharded over `axis_name`, or a tuple of
-        such weights, as for q, k and v, whose derivatives are summed over the ranks together
-        unless they are wide.
+        such weights, as for q, k and v. The derivative with respect to x then has one sum over the
+        ranks for all of them together, but for those of more than 4096 columns.
       axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks.
       schedule: how the fused kernel of the derivative runs; None lets the selector choose.
 
@@ -58,9 +58,9 @@ def column_parallel_matmul(
 
     The product itself needs no communication. Its derivative with respect to x is a
     `matmul_allreduce` of the cotangent, where plain autodiff gives a product and then a psum. That
-    needs a shard_map that knows x to be replicated and w not: with check_vma=False, and for an x
-    that varies over `axis_name` or a w that does not, this is `x @ w` and nothing else, whose sum
-    stands where JAX puts it.
+    needs a shard_map that knows x to be replicated and w to be sharded: with check_vma=False, or
+    for an x that varies over `axis_name` or a w that does not, this is just `x @ w`, and JAX puts
+    the sum of the derivative where it would for any product.
 
     Raises:
       TypeError: x or a weight is not a numeric array, or schedule is not a Schedule.

@@ -1,6 +1,6 @@
-"""Batching: one call over folded operands where x or weights are batched.
+"""Batching: if only x or only weights are batched, one call over folded operands.
 
-Where both are, the calls stand in a loop if they are fused, and else are one batched lax.
+If both are, fused calls run in a loop, and plain lax is batched as JAX does it.
 """
 
 import functools
@@ -97,7 +97,7 @@ def _fold_columns(call, operands, dims, w_transposed):
             w = w.reshape((a * b, c) if w_transposed else (a, b * c))
         folded.append(w)
     results = call(x, *folded)
-    # What follows the products does not depend on weights.
+    # What follows the products (the gathered x) does not depend on weights.
     batches += [None] * (len(results) - len(ws))
     split = [
         y if batch is None else y.reshape(y.shape[0], batch, y.shape[1] // batch)

@@ -23,7 +23,7 @@ def matmul_reducescatter(
 ) -> jax.Array:
     """Computes `lax.psum_scatter(x @ w, axis_name, scatter_dimension=..., tiled=True)`.
 
-    Call it inside `jax.shard_map`. Unlike those of lax, dimensions count from the back by default.
+    Call it inside `jax.shard_map`. Unlike in lax, the default dimension counts from the back.
 
         y_r = block r of  sum over ranks s of  x_s @ w_s
 
@@ -41,9 +41,9 @@ def matmul_reducescatter(
       The shape of x @ w with the scattered dimension divided by P, in the dtype to which JAX
       promotes x and w.
 
-    The fused kernel takes what that of `matmul_allreduce` takes, and sums alike: in float32, in a
-    fixed order, bitwise equal from run to run. Its derivative with respect to x and w is one
-    `allgather_matmul` of the cotangent, which gathers once for both.
+    The fused kernel takes the same operands as that of `matmul_allreduce`, and sums in the same
+    way: in float32, in a fixed order, bitwise equal from run to run. The derivatives with respect
+    to x and w share one `allgather_matmul` of the cotangent, which gathers once for both.
 
     Raises:
       TypeError: x or w is not a numeric array, or schedule is not a Schedule.

@@ -7,8 +7,8 @@ Parameters of every primitive:
   tracks_varying    whether the surrounding shard_map has check_vma=True
   schedule          a Schedule, or None for the selector's choice at lowering
   w_transposed      whether a weight is given as [n, k]; transposition only flips this flag
-  precision         what jax.default_matmul_precision was where the op was called: as for lax, that
-                    of its derivatives too
+  precision         jax.default_matmul_precision where the op was called; its derivatives have the
+                    same, as those of lax do
 And of those that scatter or gather rows:
   num_batches       rows are [num_batches, block] on one rank, [num_batches, num_ranks, block] on
                     all, so that scattering under leading dimensions moves no data
@@ -37,7 +37,7 @@ MAX_JOINED_COLUMNS = 4096
 
 
 def can_bind(op: str, axes: Axes, schedule: Schedule | None, *operands: jax.Array) -> bool:
-    """Whether a primitive may stand here; tells why not, where the op stays plain lax."""
+    """Whether the op may be a primitive here; if not, logs why it stays plain lax."""
     reason = _why_not_here(axes, operands)
     if reason is not None:
         lowering.tell_of_lax(op, operands[0].shape, operands[1].shape, schedule, reason)
@@ -45,7 +45,7 @@ def can_bind(op: str, axes: Axes, schedule: Schedule | None, *operands: jax.Arra
 
 
 def _why_not_here(axes: Axes, operands: Sequence[jax.Array]) -> str | None:
-    """Where only JAX and XLA can see through the op.
+    """Why the op must be plain lax, which JAX and XLA see through; None if it need not be.
 
     XLA replicates the operands of an opaque call over the axes that it partitions itself.
     """
@@ -89,7 +89,7 @@ def bind_replicated(
 ) -> Any:
     """As `bind`, with an x that does not vary over `axis_name`, in a shard_map that tracks it.
 
-    A product varies as x and its weight do: each set of axes has a call of its own.
+    A product varies over the axes of x and its weight: weights with the same axes share a call.
     """
     _add_precision(params)
     own = jax.typeof(x).mat.varying
@@ -113,8 +113,8 @@ def bind_gathering(
 ) -> Any:
     """As `bind`, but a product varies as x and its weight do, and the gathered x as x does.
 
-    Weights that vary over more axes multiply the gathered x outside of the call. A lone one stays
-    in it, and the gathered x comes from another call, which vanishes where nobody uses it.
+    Weights that vary over more axes than the gathered x multiply it outside of the call. If there
+    is only one weight it stays inside; a second call, dropped if unused, then gathers x.
     """
     _add_precision(params)
     bind_here = functools.partial(bind, primitive, x, axis_name=axis_name, **params)
@@ -133,7 +133,7 @@ def bind_gathering(
 
 
 def _add_precision(params: dict[str, Any]) -> None:
-    # Kept when an op is bound anew, by batching.
+    # Batching binds an op again, with the precision that it already has.
     params.setdefault("precision", jax.config.jax_default_matmul_precision)
 
 
@@ -166,7 +166,7 @@ def weight_cotangent(
 def weight_cotangents(
     x: jax.Array, cts: Sequence[Any], ws: Sequence[Any], **params: Any
 ) -> list[Any]:
-    """Of several products of one x; zero where that of a product is."""
+    """Those of several weights of one x; zero where the product's cotangent is."""
     return [
         ad.Zero(w.aval) if is_zero(ct) else weight_cotangent(x, ct, **params)
         for ct, w in zip(cts, ws, strict=True)
@@ -192,12 +192,12 @@ def of_transpose(params: dict[str, Any]) -> dict[str, Any]:
 def join(
     cts: Sequence[Any], ws: Sequence[jax.Array], w_transposed: bool
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Cotangents of several products of one x, and weights: the gradient of x sums their products.
+    """Pairs of cotangent and weight whose products add up to the gradient of x.
 
-    Narrow ones stand side by side in one product, with one sum over the ranks. That copies them,
-    about 4 (k + m) bytes a column, 50 to 65 us for 4096 columns at k = 8192 and m = 4096 to 8192 on
-    an H200. One more fused call takes about as long, the sum over the ranks being hidden under its
-    product: wide weights, such as gate and up (0.47 GB of Llama-3-70B on 2 GPUs), stay in place.
+    All narrow ones become one pair, with one sum over the ranks. That copies them, about 4 (k + m)
+    bytes a column: 50 to 65 us for 4096 columns at k = 8192 and m = 4096 to 8192 on an H200. One
+    more fused call takes about as long, as its sum over the ranks is hidden under its product. So
+    wide weights, such as gate and up (0.47 GB of Llama-3-70B on 2 GPUs), are not copied.
     """
     used = [(ct, w) for ct, w in zip(cts, ws, strict=True) if not is_zero(ct)]
     wide = [(ct, w) for ct, w in used if ct.shape[1] > MAX_JOINED_COLUMNS]
@@ -237,8 +237,8 @@ def make(
     return primitive
 
 
-# They stand together because they are one another's transposes; what each of them does stands in
-# the file of its op.
+# Defined together because they are one another's transposes; the rules of each are in the file of
+# its op.
 matmul_allreduce_p = make("matmul_allreduce")
 matmul_reducescatter_p = make("matmul_reducescatter")
 allgather_matmul_p = make("allgather_matmul", multiple_results=True, bind=bind_gathering)

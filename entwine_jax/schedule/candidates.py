@@ -47,7 +47,7 @@ def tuning_candidates(
 ) -> tuple[tuple[Schedule, ...], tuple[Rejection, ...]]:
     """What tuning measures, at most 24: the candidates, variations of the usual one, parts of k."""
     legal, rejected = candidates(problem, slot_bytes)
-    # The last of each tile width is varied: in halves where there are such, or the cheapest.
+    # The last of each tile width is varied: the one in halves or, of the all-gather, the cheapest.
     if problem.op == ALLGATHER:
         variations = GATHER_VARIATIONS
         usual = sorted(legal, key=lambda s: predict(problem, s).total_us, reverse=True)
@@ -83,8 +83,8 @@ def _considered(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
 def _split(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
     """The tiles and parts of k that use the SMs best: the fewest columns of a whole k for an SM.
 
-    Only where tiles are fewer than SMs; else parts of k would but add to what is sent. No choice of
-    the model, as calls with them were timed at a few sizes only.
+    Only where tiles are fewer than SMs; else parts of k would only add to what is sent. The model
+    does not choose them, as calls with them were timed at a few sizes only.
     """
     num_sms = problem.hardware.num_sms
     if problem.op == ALLGATHER or num_tiles(problem, Schedule(tile_n=min(TILE_WIDTHS))) >= num_sms:
@@ -108,7 +108,7 @@ def _split(problem: Problem, slot_bytes: int) -> Iterator[Schedule]:
 
 
 def _last_tiles(problem: Problem, slot_bytes: int) -> int:
-    """Tiles in the last wave of a launch, of which the slots of halves may ask for several."""
+    """Tiles in the last wave of a launch; halves need more slots, hence perhaps more launches."""
     tail = last_wave(num_tiles(problem, Schedule()), problem.hardware.num_sms)
     fitted = fit(problem, Schedule(narrow_tail=tail), slot_bytes)
     if isinstance(fitted, Schedule):

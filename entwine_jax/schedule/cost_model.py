@@ -63,12 +63,12 @@ FLAGS_IN_TAIL = {ALLREDUCE: 2, REDUCESCATTER: 1}
 COMM_CTA_GB_S = 17.0
 
 # What a matmul that is bound by reading its weights takes beside launch and bytes: its first loads.
-# Fitted with memory_gb_s to XLA's matmul; the fused kernel takes so much longer.
+# Fitted with memory_gb_s to XLA's matmul; the fused kernel takes the second on top of the first.
 MEMORY_HEAD_US, FUSED_MEMORY_HEAD_US = 3.0, 4.0
 
-# So much of an idle SM's share of the power is of use to the others: a last wave that is half full
-# takes 15% less than a full one. With it the 51 problems of the suite that `tune` timed on two
-# H200s were right in the mean; 0.2 to 0.4 fit as well.
+# The part of an idle SM's power that speeds up the others: a last wave that is half full takes 15%
+# less than a full one. With it the predictions of the 51 problems of the suite that `tune` timed on
+# two H200s were right in the mean; 0.2 to 0.4 fit as well.
 IDLE_SMS_GAIN = 0.3
 
 # A sender of the all-gather, in us: for each row of 4 KB, for each copy of it to a peer, and for
@@ -81,9 +81,9 @@ ROWS_PER_UNIT = 8  # kRowsPerUnit of ffi/kernels/gather.cuh
 # What senders in all CTAs would add to the matmul, for each peer; not measured for more than three.
 SENDERS_SLOWDOWN = 0.04
 
-# Gathered rows come in bands, and of a band the last columns at its end: rows are waited for unless
-# they are there so much of the time of link or matmul, the shorter one, before they are needed. And
-# by how much longer than evenly dealt it takes until the first columns are there.
+# Gathered rows come in bands, the last columns of a band at its end: the matmul waits for rows that
+# are not there some time before they are needed, as a part of the shorter of link and matmul. And
+# how much longer than their share of the bytes the first columns take to arrive.
 BAND_SLACK = 0.5
 FIRST_COLUMNS_FACTOR = 2.0
 
@@ -157,8 +157,8 @@ def predict_lax(problem: Problem) -> Prediction:
 def bound_us(problem: Problem) -> float:
     """max(matmul alone, wire bytes / link rate), both at sustained rates, in us.
 
-    A yardstick, not a limit: clocks follow the power that is drawn, and beside a matmul alone that
-    was timed in the same rounds calls came out up to 4% faster (docs/performance.md).
+    A yardstick, not a limit: clocks follow the power that is drawn, and calls were up to 4% faster
+    than a matmul alone that was timed in the same rounds (docs/performance.md).
     """
     return max(plain_matmul_us(problem), wire_time_us(problem))
 

@@ -30,7 +30,7 @@ def last_wave(num_tiles: int, num_ctas: int) -> int:
 
 
 def num_items(problem: Problem, schedule: Schedule) -> int:
-    """What the CTAs of one rank compute, were k not split: tiles, and halves of the last ones.
+    """What the CTAs of one rank compute if k is not split: tiles, and halves of the last ones.
 
     The reduce-scatter halves tiles of every owner alike.
     """
@@ -64,7 +64,7 @@ def num_senders(problem: Problem, schedule: Schedule) -> int:
 
 
 def tile_rows_of_band_sent(problem: Problem, schedule: Schedule) -> int:
-    """All-gather: a rank sends its rows in bands of so many tile rows, part of columns by part."""
+    """All-gather: tile rows of a band. A rank sends band by band, in each column part by part."""
     num_peers = max(problem.num_ranks - 1, 1)
     return min(ceil_div(schedule.raster, num_peers), _num_tile_rows(problem, schedule))
 

@@ -19,7 +19,7 @@ class Schedule:
             leave half as much to be sent after the last wave.
         num_comm_ctas: CTAs that only reduce and forward, 0 to 64. Each takes one SM. 0 for the
             all-gather.
-        num_senders: all-gather only: CTAs of which a spare warp sends rows while its other warps
+        num_senders: all-gather only: CTAs in which a spare warp sends rows while the other warps
             compute, 1 to 64, or 0 for half of all.
         num_spare_warps: warps of every GEMM CTA that reduce and forward, 0 to 2. Where this and
             num_comm_ctas are both 0, the warps that have run out of tiles do it all. All-gather: 1
@@ -27,14 +27,14 @@ class Schedule:
         raster: tile rows of a band; inside a band tiles are visited column by column, 1 to 1024.
         push_spread: percent of the next tile's time over which the pushes of a finished tile are
             spread, 0 to 100.
-        narrow_tail: so many of the last 128x256 tiles of a launch are computed in two halves of
+        narrow_tail: how many of the last 128x256 tiles of a launch are computed in two halves of
             128 columns, 0 to 1024; 0 with tiles of 128 columns.
-        split_k: parts of k, each an item of its own, 1 to 8. A rank then pushes so many partials of
-            a tile, and is so many of the at most 8 sources that a sum has: split_k <= 8 / ranks.
-            More SMs read the weights where there are fewer tiles than SMs.
+        split_k: parts that k is split into, each computed by itself, 1 to 8. A rank then pushes
+            split_k partials of a tile. A sum has at most 8 of them: split_k <= 8 / ranks. For
+            problems with fewer tiles than SMs: more SMs then read the weights.
         rows_per_launch: rows of a rank's result that one launch computes, a multiple of tile_m, as
             batches count in whole tiles; 0 for all of them. Problems whose slots exceed the
-            workspace are split so: between batches, or inside each where even one is too large.
+            workspace are split: between batches, or inside each where even one is too large.
         fused: False runs plain lax; the other fields then mean nothing.
 
     Raises:

@@ -79,7 +79,7 @@ def decide(
     else:
         schedule, reason = _cheapest(problem, lax, ranked, rejected)
         if table.lookup(problem) is not None:
-            # A lack of memory stays one.
+            # A LackOfMemory stays one.
             reason = type(reason)(f"{reason}; {NOT_AS_MEASURED}")
     return Decision(schedule, source, reason, lax, ranked, rejected)
 
@@ -90,7 +90,7 @@ def _apply_override(problem: Problem, slot_bytes: int, override: Schedule) -> tu
     fitted = fit(problem, override, slot_bytes)
     if isinstance(fitted, Rejection):
         reason = f"the schedule that was given cannot run: {fitted.reason}"
-        # A lack of memory stays one.
+        # A LackOfMemory stays one.
         return Schedule(fused=False), type(fitted.reason)(reason)
     return fitted, "the schedule was given"
 
@@ -99,8 +99,8 @@ def _from_table(problem: Problem, slot_bytes: int, table: Table) -> tuple[Schedu
     entry = table.lookup(problem)
     if entry is None:
         return None
-    # How it is split is found out here, as for every schedule. Split otherwise than when it was
-    # measured, or not fitting, its time is unknown.
+    # The split into launches is found here, as for every schedule. If it is not the one that was
+    # measured, or there is none that fits, the time is unknown.
     fitted = fit(problem, replace(entry.schedule, rows_per_launch=0), slot_bytes)
     if fitted != entry.schedule:
         return None

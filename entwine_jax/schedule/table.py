@@ -65,9 +65,9 @@ class Table:
     entries: Mapping[Key, Entry] = field(default_factory=dict)
 
     def lookup(self, problem: Problem) -> Entry | None:
-        """The entry of exactly this problem; the waves of a neighbouring size are others.
+        """The entry of exactly this problem: a problem of nearly its size has other waves.
 
-        Batches of whole tiles are the same tiles as one batch of all rows.
+        Batches of whole tiles have the same tiles as one batch of all rows.
         """
         entry = self.entries.get(Key.of(problem))
         if entry is None and problem.block_rows % TILE_M == 0:

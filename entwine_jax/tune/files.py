@@ -37,7 +37,7 @@ class Files:
         self.records = [] if times_path is None else read_own(read_records, times_path)
 
     def hold(self, problem: Problem) -> bool:
-        """Whether the problem is in all of them."""
+        """Whether the problem is in all files."""
         key = Key.of(problem)
         recorded = any(record.key == key for record in self.records)
         return key in self._table.entries and (recorded or self.times_path is None)
@@ -69,7 +69,7 @@ def _with(records: Iterable[Record], added: Record) -> list[Record]:
 def _locked(path: Path) -> Iterator[None]:
     """Lets one process at a time read and replace a file, where the file system has locks."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another file, as this one is replaced; it stays, as others may be waiting for it.
+    # Locks another file, as this one is replaced. It is left there: others may be waiting for it.
     with path.with_name(f".{path.name}.lock").open("a") as lock:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)

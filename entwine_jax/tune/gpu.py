@@ -30,7 +30,7 @@ class GpuTimer:
         if self._fused is None or self._fused[0] != problem:
             self._fused = None  # frees its arrays first
             self._fused = (problem, driver.Timed(problem))
-        # As long as a dispatch of lax, half of it behind the other half, as that is behind another.
+        # In all as long as a dispatch of lax: one half of the calls is queued, the other is timed.
         predicted_us = predict(problem, schedule).total_us
         num_calls = timing.num_calls(2 * FEWEST_CALLS, 2, predicted_us) // 2
         return self._fused[1].call_us(schedule, num_calls)

@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        """The entry of a table: the model's choice, or the fastest where that is faster indeed."""
+        """The entry of a table: the model's choice, or the fastest if faster by more than noise."""
         schedule, fused_us = self._fastest
         if self.by_model != LAX and fused_us > (1 - NOISE) * self.fused_us[self.by_model][1]:
             schedule, fused_us = self.fused_us[self.by_model]

@@ -14,15 +14,15 @@ NUM_WARPS = 12
 
 @dataclass(frozen=True)
 class Tile:
-    """What a rank has to know of one of its tiles: what one CTA computes at a time.
+    """What one CTA of a rank computes at a time: a tile or half of one, or one part of its k.
 
     Attributes:
         number: what the timeline calls it; the same on all ranks, but for the all-gather.
         mainloop_us: time of its mainloop.
         spread_us: what the pushes before it are spread over.
-        num_units: what it is reduced in.
-        push_bytes: what is pushed of it: whole panels of its valid rows.
-        valid_bytes: what is forwarded of it.
+        num_units: units that it is reduced in.
+        push_bytes: bytes of it that are pushed: whole panels of its valid rows.
+        valid_bytes: bytes of its sum that are forwarded.
         owner: the rank that reduces it; the rank itself for the all-gather.
         slot: position among the owner's tiles.
         in_last_wave: its owner sums it where it was made, instead of dealing out its units; true of
