@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 
+from entwine_jax.bench import ops
 from entwine_jax.bench.cases import CORE, Shape
 from entwine_jax.schedule import Problem, Schedule, decide
 from entwine_jax.schedule.cost_model import bound_us, plain_matmul_us, predict, predict_lax
 from entwine_jax.schedule.layout import ceil_div
 from entwine_jax.schedule.legality import ALIGNMENT
-from entwine_jax.schedule.problem import ALLGATHER, OPS, REDUCESCATTER
+from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS
 from entwine_jax.schedule.schedule import TILE_WIDTHS
 from entwine_jax.schedule.simulate import simulate
 
@@ -49,13 +50,11 @@ class Point:
 def problem_of(op: str, shape: Shape, num_ranks: int) -> Problem:
     """The suite's problem, with sizes rounded up to what so many ranks can divide."""
     m, n, k = shape
-    if op == ALLGATHER:
-        n, k = k, n
     step = ALIGNMENT * num_ranks
-    n, k = (ceil_div(n, step) * step, k) if op == ALLGATHER else (n, ceil_div(k, step) * step)
-    if op in (ALLGATHER, REDUCESCATTER):
+    k = ceil_div(k, step) * step
+    if op != ALLREDUCE:
         m = ceil_div(m, num_ranks) * num_ranks
-    return Problem(op=op, m=m, n=n, k=k, num_ranks=num_ranks)
+    return ops.OPS[op].problem(Shape(m, n, k), num_ranks)
 
 
 def best(problem: Problem) -> Point:
