@@ -64,7 +64,7 @@ def num_senders(problem: Problem, schedule: Schedule) -> int:
 
 
 def tile_rows_of_band_sent(problem: Problem, schedule: Schedule) -> int:
-    """All-gather: tile rows of a band. A rank sends band by band, in each column part by part."""
+    """All-gather: tile rows of a band; a rank sends by bands and, in a band, by column parts."""
     num_peers = max(problem.num_ranks - 1, 1)
     return min(ceil_div(schedule.raster, num_peers), _num_tile_rows(problem, schedule))
 
