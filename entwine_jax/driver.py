@@ -7,14 +7,25 @@ from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 
 
+class WrongResultError(Exception):
+    """A result that is further from the exact one than it may be."""
+
+
 def run(problem: Problem, schedule: Schedule, **options: Any) -> dict[str, Any]:
     """Runs calls as `_ffi.run_virtual_ranks` does, which takes the options and names the results.
 
     The caller has made sure that the fused kernel can run here.
+
+    Raises:
+        WrongResultError: an element of a result is wrong.
     """
     ffi = runtime.load_ffi()
     assert ffi is not None
-    return ffi.run_virtual_ranks([_on_a_rank(problem, schedule)], *_where(problem), **options)
+    result = ffi.run_virtual_ranks([_on_a_rank(problem, schedule)], *_where(problem), **options)
+    wrong = result["wrong_elements"] + result["wrong_partials"]
+    if wrong:
+        raise WrongResultError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")
+    return result
 
 
 class Timed:

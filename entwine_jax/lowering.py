@@ -60,10 +60,10 @@ def target_name(op: str) -> str:
     return f"entwine_jax.{op}{kind}.v{CALL_VERSION}"
 
 
-def why_lax(m: int, k: int, n: int, dtype: str, num_ranks: int) -> str | None:
+def why_lax(m: int, n: int, k: int, dtype: str, num_ranks: int) -> str | None:
     """Why a call runs as plain lax, by what it asks for; None if the fused kernel takes it.
 
-    m, k and n are the sizes of the local shards x [m, k] and w [k, n].
+    m, n and k are the sizes of the local shards x [m, k] and w [k, n].
     """
     if min(m, n, k) == 0:
         return f"nothing to multiply: m={m}, n={n}, k={k}"
@@ -81,9 +81,9 @@ def expects_fused(
     """Whether a call would be fused, as far as can be said before it is lowered."""
     schedule = params["schedule"]
     (m, k), (k, n) = x.shape, w.shape[::-1] if params["w_transposed"] else w.shape
-    if primitive not in _ops or why_lax(m, k, n, str(x.dtype), num_ranks) is not None:
+    if primitive not in _ops or why_lax(m, n, k, str(x.dtype), num_ranks) is not None:
         return False
-    problem = _problem(_ops[primitive], m, k, n, str(x.dtype), num_ranks, **params)
+    problem = _problem(_ops[primitive], m, n, k, str(x.dtype), num_ranks, **params)
     return selection.decide(problem, override=schedule).schedule.fused
 
 
@@ -176,7 +176,7 @@ def _plan(
     m, k = x.shape
     n = w.shape[0] if w_transposed else w.shape[1]
     dtype = str(x.dtype)
-    reason = why_lax(m, k, n, dtype, num_ranks)
+    reason = why_lax(m, n, k, dtype, num_ranks)
     if reason is not None:
         return reason
     # All axes of the mesh are manual, or `can_bind` would have said no.
@@ -184,7 +184,7 @@ def _plan(
     groups = replica_groups(mesh.shape, axis_name)
     limit = configuration.current().workspace_bytes
     group = _device_ids(mesh), (groups.tobytes(), num_ranks), limit
-    problem = _problem(op, m, k, n, dtype, num_ranks, num_batches=num_batches)
+    problem = _problem(op, m, n, k, dtype, num_ranks, num_batches=num_batches)
     while True:
         # A group whose calls all run as lax takes no share of the memory.
         slot_bytes = workspace.slot_bytes(*group, keep=False)
@@ -197,7 +197,7 @@ def _plan(
 
 
 def _problem(
-    op: str, m: int, k: int, n: int, dtype: str, num_ranks: int, *, num_batches: int = 1, **_: Any
+    op: str, m: int, n: int, k: int, dtype: str, num_ranks: int, *, num_batches: int = 1, **_: Any
 ) -> Problem:
     """The problem of local shards x [m, k] and w [k, n] on this machine."""
     return Problem.of_shards(

@@ -16,12 +16,13 @@ from entwine_jax.bench import breakdown, command, measure, programs, report, tim
 from entwine_jax.bench.cases import CORE, DECODE, HELD_OUT, SUITE, Shape, parse_shapes
 from entwine_jax.bench.machine import describe_machine
 from entwine_jax.bench.ops import AXIS, OPS, TimedOp
+from entwine_jax.driver import WrongResultError
 from entwine_jax.problem_arguments import OP_NAMES
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import together_us
-from entwine_jax.trace.record import CannotTraceError, Measured
+from entwine_jax.trace.record import Measured
 
 SHAPES = "16,64,256;40,24,128"
 SMALL = Shape(8, 8, 32)
@@ -385,8 +386,8 @@ def test_times_are_kept_where_the_trace_fails(error, monkeypatch, caplog):
     fail_with(error)
     assert breakdown.trace_breakdown(problem, Schedule()) is None
     assert f"{problem} was not traced: {error}" in caplog.text
-    fail_with(CannotTraceError("3 wrong elements"))
-    with pytest.raises(CannotTraceError, match="3 wrong elements"):
+    fail_with(WrongResultError("3 wrong elements"))
+    with pytest.raises(WrongResultError, match="3 wrong elements"):
         breakdown.trace_breakdown(problem, Schedule())
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from entwine_jax import configuration, measured, runtime
 from entwine_jax.__main__ import main
+from entwine_jax.driver import WrongResultError
 from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.cost_model import predict, predict_lax
 from entwine_jax.schedule.hardware import Collective
@@ -262,5 +263,5 @@ def test_wrong_elements_are_found(monkeypatch, wrong):
     monkeypatch.setattr(runtime, "load_ffi", FakeFfi)
     GpuTimer().verify(problem, Schedule())
     monkeypatch.setattr(runtime, "load_ffi", lambda: FakeFfi(**{wrong: 7}))
-    with pytest.raises(gpu.WrongResultError, match="7 wrong elements"):
+    with pytest.raises(WrongResultError, match="7 wrong elements"):
         GpuTimer().verify(problem, Schedule())

@@ -12,7 +12,7 @@ import pytest
 from entwine_jax import configuration, measured, runtime
 from entwine_jax.__main__ import main
 from entwine_jax.bench import progress as bench_progress
-from entwine_jax.bench.measure import WrongResultError
+from entwine_jax.driver import WrongResultError
 from entwine_jax.schedule import H200, Problem, Schedule, decide, document
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.document import RefusedError

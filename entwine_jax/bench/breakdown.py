@@ -6,7 +6,7 @@ from typing import NamedTuple
 from entwine_jax import runtime
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.timeline import summarize
-from entwine_jax.trace.record import TRACED_DTYPE, CannotTraceError, record
+from entwine_jax.trace.record import TRACED_DTYPE, record
 
 _log = logging.getLogger("entwine_jax")
 
@@ -31,7 +31,7 @@ def trace_breakdown(problem: Problem, schedule: Schedule) -> Breakdown | None:
     None too where the trace failed, with a warning: what was timed before it is not thrown away.
 
     Raises:
-        CannotTraceError: the kernel gave wrong results.
+        WrongResultError: the kernel gave wrong results.
     """
     if not schedule.fused or problem.dtype != TRACED_DTYPE:
         return None
@@ -39,8 +39,6 @@ def trace_breakdown(problem: Problem, schedule: Schedule) -> Breakdown | None:
         return None
     try:
         events = record(problem, schedule).events
-    except CannotTraceError:
-        raise
     except (RuntimeError, ValueError) as error:
         _log.warning("%s was not traced: %s", problem, error)
         return None

@@ -13,6 +13,7 @@ from entwine_jax.bench import programs, timing, verify
 from entwine_jax.bench.breakdown import trace_breakdown
 from entwine_jax.bench.cases import Shape
 from entwine_jax.bench.ops import OPS, TimedOp
+from entwine_jax.driver import WrongResultError
 from entwine_jax.problem_arguments import OP_NAMES
 from entwine_jax.schedule import H200, Problem, Schedule, hardware_for
 from entwine_jax.schedule.cost_model import predict, predict_lax, wire_time_us
@@ -82,10 +83,6 @@ class Measurement:
         return self.lax_us / self.ours_us
 
 
-class WrongResultError(Exception):
-    """The op is further from the float64 result than it may be."""
-
-
 def measure(
     mesh: Mesh,
     shape: Shape,
@@ -140,7 +137,7 @@ def measure(
 def _path(problem: Problem, override: Schedule | None) -> tuple[Schedule, str]:
     """The schedule that the op takes, and why it is plain lax ("" where it is not)."""
     reason = lowering.why_lax(
-        problem.m, problem.k_local, problem.n_local, problem.dtype, problem.num_ranks
+        problem.m, problem.n_local, problem.k_local, problem.dtype, problem.num_ranks
     )
     if reason is not None:
         return Schedule(fused=False), reason

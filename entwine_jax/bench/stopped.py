@@ -1,7 +1,6 @@
 """What a command that measures says and returns when an exception ends it early."""
 
-from entwine_jax.bench.measure import WrongResultError
-from entwine_jax.trace.record import CannotTraceError
+from entwine_jax.driver import WrongResultError
 
 # A ValueError too: arguments have been checked before, so none of them is wrong.
 CAUSES = (KeyboardInterrupt, WrongResultError, RuntimeError, OSError, ValueError)
@@ -14,6 +13,6 @@ def explain(cause: BaseException) -> tuple[int, str]:
     match cause:
         case KeyboardInterrupt():
             return INTERRUPTED, "interrupted"
-        case WrongResultError() | CannotTraceError():
+        case WrongResultError():
             return 1, f"WRONG RESULT: {cause}"
     return 1, f"stopped by an error: {cause}"

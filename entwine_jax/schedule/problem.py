@@ -12,7 +12,7 @@ ALLREDUCE, REDUCESCATTER, ALLGATHER = OPS = (
     "allgather_matmul",
 )
 
-MAX_SIZE = 2**63  # of an array
+MAX_ARRAY_SIZE = 2**63  # of an array
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
@@ -66,7 +66,7 @@ class Problem:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Problem.{field} = {value!r}: must be an int of 1 or more")
-            if value >= MAX_SIZE:
+            if value >= MAX_ARRAY_SIZE:
                 raise ValueError(f"Problem.{field} = {value!r}: must be below 2^63")
         sharded = "n" if self.op == ALLGATHER else "k"
         self._require_multiple(sharded, "num_ranks", self.num_ranks)

@@ -20,7 +20,7 @@ from entwine_jax.schedule.schedule import ATTRIBUTE_NAMES, TILE_M, Schedule
 
 FORMAT = "entwine_jax.schedules"
 
-MAX_SIZE = 2**31 - 1
+MAX_INT = 2**31 - 1
 MAX_TIME_US = 1e9
 MAX_MESSAGE = 200  # characters, as the message quotes what was read
 
@@ -132,8 +132,8 @@ def parse_entry(item: object, where: str) -> tuple[Key, Entry]:
         if not 0 < fields[name] <= MAX_TIME_US:
             raise RefusedError(f"{where}.{name} must be above 0 and at most {MAX_TIME_US:.0f}")
     for name, value in {**fields, **attributes}.items():
-        if isinstance(value, int) and value > MAX_SIZE:
-            raise RefusedError(f"{where}: {name} must be at most {MAX_SIZE}")
+        if isinstance(value, int) and value > MAX_INT:
+            raise RefusedError(f"{where}: {name} must be at most {MAX_INT}")
     if fields["hardware"] not in PROFILES:
         raise RefusedError(f"{where}.hardware must be one of {', '.join(PROFILES)}")
     key = Key(**{name: fields[name] for name in Key._fields})

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 from entwine_jax.argument_types import check_that_files_differ, figure_file, output_file
+from entwine_jax.driver import WrongResultError
 from entwine_jax.problem_arguments import add_problem_arguments, problem_of
 from entwine_jax.schedule import Problem, Schedule
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns 0, 1 where nothing can be traced, 2 for a wrong argument."""
+    """Runs the command; returns 0, 1 where it cannot trace, 2 for a wrong argument."""
     try:
         check_that_files_differ(args, "perfetto", "plot")
         problem = as_measured(problem_of(args))
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, ImportError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 2
-    except CannotTraceError as error:
+    except (CannotTraceError, WrongResultError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 1
     return 0

@@ -23,7 +23,7 @@ TRACED_DTYPE = "bfloat16"  # the only one that instrumented kernels are compiled
 
 
 class CannotTraceError(RuntimeError):
-    """What is missing here, or what the kernel did wrong."""
+    """What is missing here."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,8 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
     """Verifies a call, times some and traces several, of which it keeps that of median length.
 
     Raises:
-        CannotTraceError: too few GPUs, no compiled library, another dtype, wrong results.
+        CannotTraceError: too few GPUs, no compiled library, another dtype.
+        WrongResultError: the kernel gave wrong results.
     """
     if problem.dtype != TRACED_DTYPE:
         raise CannotTraceError(f"dtype = {problem.dtype}: only {TRACED_DTYPE} can be traced")
@@ -59,9 +60,6 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
         num_timed_calls=math.ceil(SUSTAINED_US / predict(problem, schedule).total_us),
         num_traced_calls=NUM_TRACED_CALLS,
     )
-    wrong = result["wrong_elements"] + result["wrong_partials"]
-    if wrong:
-        raise CannotTraceError(f"{problem} with {schedule}: {wrong:.0f} wrong elements")
     calls = sorted(map(decode, result["events"]), key=together_us)
     return Measured(calls[len(calls) // 2], result["microseconds"])
 

@@ -56,8 +56,8 @@ class TimedRanks {
  public:
   explicit TimedRanks(VirtualRanksRequest request);
   ~TimedRanks();
-  // Of one of so many calls behind as many others, slowest rank. The problem's own schedule plays no
-  // part.
+  // Time of one of `num_calls` calls that follow as many others, slowest rank. The problem's own schedule
+  // plays no part.
   double microseconds(const Schedule& schedule, int num_calls);
 
  private:

@@ -14,7 +14,7 @@ namespace entwine {
 
 // Notes what `body` throws.
 void note_failure(xla::ffi::RunId run, const std::function<void()>& body);
-// Throws what was noted for the run on any device, best by the rank that failed itself.
+// Throws what was noted for the run on any device, preferably by the rank that itself failed.
 void throw_noted_failure(xla::ffi::RunId run);
 
 }  // namespace entwine

@@ -20,7 +20,7 @@ extern const std::array<Target, 6> kTargets;
 XLA_FFI_Error* prepare_call(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* initialize_call(XLA_FFI_CallFrame* frame);
 
-// Of all Execute handlers, since the library was loaded. The replay of a graph is none.
+// Calls of all Execute handlers since the library was loaded. Replays of graphs are not counted.
 int64_t num_executions();
 
 }  // namespace entwine

@@ -53,7 +53,7 @@ __device__ __forceinline__ uint32_t sum_pairs(const uint32_t (&pairs)[kSources])
   return reinterpret_cast<const uint32_t&>(rounded);
 }
 
-// From the store buffer, or of a slot, which is read once: it need not pass through this SM's L1.
+// Loads from the store buffer or a slot. A slot is read only once, so it need not pass through L1.
 __device__ __forceinline__ uint4 load_chunk(const unsigned char* address) {
   uint4 value;
   asm volatile("ld.cg.v4.u32 {%0, %1, %2, %3}, [%4];"

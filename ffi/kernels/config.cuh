@@ -60,7 +60,7 @@ struct TileConfig {
 };
 
 // kWTransposed: w is given as [n, k] and multiplied as its transpose.
-// kTraced: every warp records what it does when (kernels/trace.cuh).
+// kTraced: every warp records what it does, and when (kernels/trace.cuh).
 template <class Element_, Op kOp_, bool kWTransposed_, bool kTraced_>
 struct KernelConfig {
   using Element = Element_;
@@ -85,7 +85,7 @@ struct FusedParams {
   // Of w.
   typename Config::Wide::Mainloop::Params wide;
   typename Config::Narrow::Mainloop::Params narrow;
-  // In boxes of as many rows as a tile has at most; AllGather: the gathered x, and this rank's own.
+  // Their boxes have the most rows that a tile can have. AllGather: the gathered x, and this rank's own x.
   CUtensorMap x_map, own_x_map;
   // AllGather: where finished tiles are stored: [num_batches * num_ranks, block_rows, n].
   CUtensorMap output_map;

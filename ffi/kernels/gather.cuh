@@ -16,7 +16,7 @@ namespace entwine {
 constexpr int kPieceRowBytes = kGatherColumns * 2;  // of 16 bits
 static_assert(kStagingBytes == kStagingSlots * kPieceRowBytes);
 
-// What a sender claims and counts at a time. To count takes as long as to send four rows.
+// Rows that a sender claims and counts at a time. Counting takes as long as sending four rows.
 constexpr int kRowsPerUnit = 8;
 static_assert(kRowsPerUnit % (2 * kStagingSlots) == 0, "every unit begins with the same phase");
 

@@ -10,7 +10,8 @@
 // next_*, exited, epoch, arrived_base, units_sent: counters of this rank alone
 //
 // All of them only grow from call to call and are never reset, except the counters of one launch, which
-// that launch sets back. Epochs have 64 bits: a flag that was last set any time ago stays in the past.
+// that launch sets back. Epochs have 64 bits: a flag set by an earlier call is never taken for a current
+// one.
 #pragma once
 
 #include <cstddef>

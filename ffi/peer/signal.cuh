@@ -62,8 +62,8 @@ __device__ __forceinline__ void wait_arrived(const PeerWindow& window, uint64_t 
 }
 
 // Waits for a phase of an mbarrier of this CTA. Only warps of the same CTA and its own copies
-// arrive there. One of those may have to wait for peers, and began to do so later: at one such wait it has
-// the first word, as it can name the peer.
+// arrive there. Such a warp may itself wait for a peer, and have begun later: twice the deadline lets it
+// report first, as it can name the peer.
 __device__ __forceinline__ void wait_phase(const PeerWindow& window, const uint64_t* barrier,
                                            uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;

@@ -46,14 +46,14 @@ class PeerFailed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Makes it. Collective over the group: every rank calls this with its own communicator, and either all
-// succeed or all throw. The current device is the rank's. Workspaces live as long as the process, since
-// launched programs may use them at any time.
+// Makes the workspace. Collective over the group: every rank calls this with its own communicator, and
+// either all succeed or all throw. The current device is the rank's. Workspaces live as long as the
+// process, since launched programs may use them at any time.
 void make_workspace(const WorkspaceKey& key, Exchange& exchange);
 
 std::vector<WorkspaceInfo> workspace_report();
 
-// Of a wait on any rank of this process, in words; "" if none has failed.
+// The failed wait of any rank of this process, in words; "" if there is none.
 std::string last_failure();
 
 }  // namespace entwine
