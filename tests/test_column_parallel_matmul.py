@@ -44,6 +44,26 @@ def test_x_that_varies_gets_a_derivative_of_its_own_rank():
     assert_gradients_close(f, jnp.matmul, random_operands(m=8, k=6, n=4))
 
 
+@CHECK_VMA
+def test_x_and_w_that_vary_are_multiplied_on_each_rank_by_itself(check_vma):
+    f = jax.shard_map(
+        lambda x, w: entwine_jax.column_parallel_matmul(x, w, "tp"),
+        mesh=make_mesh(),
+        in_specs=(P("tp"), P("tp")),
+        out_specs=P("tp"),
+        check_vma=check_vma,
+    )
+
+    def dense(x, w):
+        return jnp.concatenate(
+            [a @ b for a, b in zip(*map(jnp.split, (x, w), (4, 4)), strict=True)]
+        )
+
+    x, _ = random_operands(m=8, k=6, n=5)
+    _, w = random_operands(m=8, k=24, n=5)
+    assert_gradients_close(f, dense, (x, w))
+
+
 def test_weights_of_which_one_is_replicated():
     """As those of key and value, where there are fewer heads than ranks: so is its product."""
     f = jax.shard_map(

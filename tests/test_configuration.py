@@ -23,6 +23,18 @@ def test_every_variable():
     assert from_environment(environ) == Configuration(True, 2.5, 64, "off", True)
 
 
+def test_switches_that_are_empty_are_off():
+    assert (
+        from_environment({"ENTWINE_JAX_DISABLE": "", "ENTWINE_JAX_GRAPHS": ""}) == Configuration()
+    )
+
+
+@pytest.mark.parametrize(("seconds", "mib"), [(1e-3, 1), (1e6, 2**20)])
+def test_the_ends_of_a_range_are_in_it(seconds, mib):
+    settings = Configuration(deadline_seconds=seconds, workspace_mib=mib)
+    assert (settings.deadline_seconds, settings.workspace_mib) == (seconds, mib)
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "rule"),
     [

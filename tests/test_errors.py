@@ -170,6 +170,11 @@ def test_return_gathered_must_be_a_bool(value):
         call_op("allgather_matmul", (4, 2), (2, 4), return_gathered=value)
 
 
+def test_scalars_of_numpy_are_ints_and_bools():
+    options = {"gather_dimension": np.int64(0), "return_gathered": np.bool(True)}
+    call_op("allgather_matmul", (4, 4, 2), (2, 4), **options)
+
+
 def test_scattered_size_must_be_divisible():
     message = r"scatter_dimension=1 must be a multiple of the 4 ranks.* \(4, 6, 2\): 6 is not one"
     with pytest.raises(ValueError, match=message):

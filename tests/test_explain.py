@@ -65,6 +65,17 @@ def test_the_workspace_is_the_configured_one(monkeypatch, capsys):
     assert f"chosen    {split}\n" in capsys.readouterr().out
 
 
+def test_slots_that_are_given_count_instead(capsys):
+    problem = Problem(m=8192, n=8192, k=8192, num_ranks=4)
+    given = 32 * 2**20
+    split = select_schedule(problem, slot_bytes=given)
+    assert split.rows_per_launch > select_schedule(problem).rows_per_launch == 0
+    assert explain(problem, slot_bytes=given).decision.schedule == split
+    sizes = ["--m=8192", "--n=8192", "--k=8192", "--ranks=4"]
+    assert main(["explain", *sizes, "--slot-mib=32"]) == 0
+    assert f"chosen    {split}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("function", [select_schedule, explain])
 @pytest.mark.parametrize(
     ("changes", "error", "message"),

@@ -56,6 +56,30 @@ def test_user_files_win_over_shipped_ones(places):
     assert measured.current().files == (shipped / "H200.json", cache / "schedules.json")
 
 
+def test_files_add_to_those_before_them(places):
+    shipped, cache = places
+    other = Key.of(Problem(m=512, n=8192, k=28672, num_ranks=4))
+    write_table(shipped / "schedules.json")
+    write_profile(shipped / "hardware.json", matmul_tflops=500.0)
+    text = table.format_table(Table({other: Entry(SCHEDULE, 1.0, 2.0)}), __version__)
+    measured.write(cache / "schedules.json", text)
+    write_profile(cache / "hardware.json", matmul_tflops=600.0)
+    assert set(measured.current().table.entries) == {Key.of(PROBLEM), other}
+    assert measured.profile(H200).matmul_tflops == 600.0
+
+
+def test_the_last_file_of_a_folder_by_name_wins(places, monkeypatch):
+    _, cache = places
+    write_table(cache / "a.json", 700.0)
+    write_table(cache / "b.json", 600.0)
+    found = Path.glob
+    for backwards in (False, True):  # a file system lists its files in any order
+        monkeypatch.setattr(
+            Path, "glob", lambda *args, b=backwards: sorted(found(*args), reverse=b)
+        )
+        assert fused_us() == 600.0
+
+
 def test_another_file_or_folder_can_be_named(places, tmp_path):
     shipped, cache = places
     write_table(shipped / "H200.json", 700.0)
@@ -156,6 +180,7 @@ def test_measured_profile_takes_the_place_of_the_built_in_one(places):
     # A profile that the user made stays as it is.
     own = Problem(m=512, n=512, k=512, num_ranks=2, hardware=hardware)
     assert selection.as_measured(own) is own
+    assert entwine_jax.explain(PROBLEM).problem.hardware == hardware
 
 
 @pytest.mark.parametrize(

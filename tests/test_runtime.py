@@ -7,6 +7,7 @@ import pytest
 
 import entwine_jax
 from entwine_jax import configuration, lowering, runtime
+from entwine_jax.schedule import H100, H200
 from entwine_jax.schedule.legality import LackOfMemory
 from entwine_jax.version import CALL_VERSION
 
@@ -38,6 +39,7 @@ class Ffi:
         headers="0.11.2",
         driver=13000,
         gpus=None,
+        workspace=(),
     ):
         self.calls = calls
         self.info = {
@@ -48,6 +50,7 @@ class Ffi:
         }
         self.driver = driver
         self.gpus = gpus or [gpu(0), gpu(1)]
+        self.workspace = workspace
 
     def build_info(self):
         return self.info
@@ -65,7 +68,7 @@ class Ffi:
         return self.gpus
 
     def workspace_report(self):
-        return []
+        return self.workspace
 
 
 @pytest.fixture
@@ -109,6 +112,7 @@ def test_available_on_two_h200():
             "GPU model: NVIDIA A100-SXM4 (sm_80)",
         ),
         (Ffi(gpus=[gpu(0), gpu(1, name="NVIDIA H100 NVL")]), "GPU model: NVIDIA H100 NVL (sm_90)"),
+        (Ffi(gpus=[gpu(0), gpu(1, name="NVIDIA L40S")]), "GPU model: NVIDIA L40S (sm_90)"),
         (
             Ffi(gpus=[gpu(0, peer_access=[False, False]), gpu(1)]),
             "peer access: missing between GPUs 0-1",
@@ -172,9 +176,55 @@ def test_handlers_of_newer_headers_are_not_registered(
     assert (runtime.why_unavailable() is None) == taken
 
 
+def test_handlers_are_not_registered_in_a_jax_out_of_range(machine, monkeypatch):
+    machine(Ffi())
+    monkeypatch.delattr(jax.ffi, "register_ffi_target")
+    monkeypatch.delattr(configuration, "watch")
+    monkeypatch.setattr(jax, "__version_info__", (0, 13, 0))
+    lowering.register_targets()
+
+
 def test_too_few_gpus_for_the_group(machine):
     machine(Ffi())
     assert runtime.why_unavailable(4).startswith("number of GPUs: 2 found, 4 needed")
+
+
+def test_one_gpu_has_nobody_to_work_with(machine):
+    machine(Ffi(gpus=[gpu(0)]))
+    assert runtime.why_unavailable().startswith("number of GPUs: 1 found, 2 needed")
+
+
+def test_what_the_groups_have_allocated_need_not_be_free_too(machine):
+    mib = 2**20
+    groups = [{"device": 1, "slot_bytes": slots * mib} for slots in (256, 128)]
+    enough, too_little = ([gpu(0), gpu(1, free_bytes=free * mib)] for free in (128, 127))
+    machine(Ffi(gpus=enough, workspace=groups))
+    assert runtime.why_unavailable() is None
+    machine(Ffi(gpus=too_little, workspace=groups))
+    said = "workspace: 384 of 512 MiB a GPU allocated, 127 MiB free"
+    assert runtime.why_unavailable().startswith(said)
+
+
+def test_the_conditions_that_need_cuda_end_with_a_library_without_it(machine):
+    machine(Ffi(cuda=False))
+    assert [check.topic for check in runtime.checks() if not check.holds] == ["kernel library"]
+
+
+def test_a_library_for_another_system_counts_as_none(monkeypatch):
+    def fail(name):
+        raise ImportError(f"{name}: undefined symbol")
+
+    monkeypatch.setattr(runtime.importlib, "import_module", fail)
+    assert runtime.load_ffi() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "profile"), [("NVIDIA H100 80GB HBM3", H100), ("NVIDIA H200", H200), ("B200", H200)]
+)
+def test_hardware_is_that_of_the_gpus(monkeypatch, kind, profile):
+    devices = [SimpleNamespace(device_kind=kind)]
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: devices)
+    assert runtime.hardware() is profile
 
 
 def test_several_processes(machine):

@@ -1,3 +1,6 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from entwine_jax import workspace
@@ -38,6 +41,14 @@ def test_a_share_that_is_not_kept_goes_to_the_next_group():
     first = workspace.slot_bytes((0, 1), "a", LIMIT, keep=False)
     assert workspace.slot_bytes((0, 1), "b", LIMIT) == first
     assert workspace.slot_bytes((0, 1), "a", LIMIT) == first // 2
+
+
+def test_groups_of_several_threads_are_given_shares_one_after_the_other(monkeypatch):
+    honest = workspace.share
+    monkeypatch.setattr(workspace, "share", lambda *given: time.sleep(0.02) or honest(*given))
+    with ThreadPoolExecutor(3) as threads:
+        shares = threads.map(lambda group: workspace.slot_bytes((0, 1), group, LIMIT), range(3))
+    assert sorted(shares) == [64 * workspace.MIB, 128 * workspace.MIB, 256 * workspace.MIB]
 
 
 @pytest.mark.parametrize("abstract_first", [True, False])
