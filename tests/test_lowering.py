@@ -317,6 +317,18 @@ def test_weights_and_rows_in_a_batch_are_a_loop_only_of_fused_calls(kind, monkey
         assert text.count(f"stablehlo.{COLLECTIVES[kind]}") == 1
 
 
+@FUSED
+def test_a_batch_that_was_asked_to_be_lax_is_no_loop(kind):
+    product = PRODUCTS[kind](make_mesh(), schedule=entwine_jax.Schedule(fused=False))
+    assert "stablehlo.while" not in stablehlo(jax.vmap(product), (2, M, K), (2, K, N))
+
+
+def test_weights_and_rows_in_a_batch_of_the_column_parallel_product_are_lax():
+    text = stablehlo(jax.vmap(column_parallel(make_mesh())), (2, M, K), (2, K, N))
+    assert "custom_call @entwine" not in text
+    assert "stablehlo.while" not in text
+
+
 def test_plain_lax_where_the_kernel_is_not_available(monkeypatch, reasons):
     monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "GPU model: too old")
     assert "custom_call" not in lower(make_mesh())
@@ -332,6 +344,20 @@ def test_lowering_for_gpus_that_are_not_here_warns_once(monkeypatch, caplog):
         product = row_parallel(make_mesh())
         assert "custom_call" not in stablehlo(product, (M, K), (K, N), dtype=jnp.float32)
     assert warnings(caplog) == ["what is lowered for CUDA here runs as plain lax anywhere: no GPU"]
+
+
+def test_lowering_here_what_no_gpu_would_fuse_is_no_warning(monkeypatch, caplog):
+    monkeypatch.setattr(runtime, "why_unavailable", lambda num_ranks=None: "no GPU")
+    monkeypatch.setattr(runtime, "sees_gpus", lambda: False)
+    stablehlo(row_parallel(make_mesh()), (M, K), (K, N), dtype=jnp.float32)
+    assert not warnings(caplog)
+
+
+def test_lack_of_memory_is_one_warning_however_much_is_lacking(monkeypatch, caplog):
+    for rows, found in ((M, "9 MiB free"), (2 * M, "8 MiB free")):  # lowered once each
+        monkeypatch.setattr(runtime, "why_unavailable", lambda *_, found=found: LackOfMemory(found))
+        lower(make_mesh(), rows)
+    assert warnings(caplog) == ["calls run as plain lax for lack of memory: 9 MiB free"]
 
 
 @pytest.mark.parametrize("found", [LackOfMemory("9 MiB free. Lower it."), None])
@@ -437,6 +463,24 @@ def test_leading_dimensions_become_batches(kind, dimension, num_batches):
     ((found, attributes, _),) = calls(text)
     assert (found, attributes["num_batches"]) == (TARGETS[kind], num_batches)
     assert "stablehlo.transpose" not in text
+
+
+@SCATTER_AND_GATHER
+def test_batches_of_few_rows_are_seen_by_the_selector(kind, reasons):
+    """Each has tiles of its own, of which these fill but half."""
+    f = PRODUCTS[kind](make_mesh(), x_ndim=3, dimension=1)
+    assert "custom_call" not in stablehlo(f, (16, M // 16, K), (K, N))
+    assert "% faster" in reasons()[0]
+
+
+def test_other_groups_and_other_devices_have_slots_of_their_own():
+    mesh = make_mesh((2, 2), ("a", "b"))
+    permuted = Mesh(mesh.devices[::-1], ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    # The ids of the first two are the same ones in the same order.
+    texts = [lower(mesh, axis_name="b"), lower(mesh, axis_name=("a", "b"))]
+    texts.append(lower(permuted, axis_name="b"))
+    slots_mib = [int(attribute(text, "slot_bytes")) >> 20 for text in texts]
+    assert slots_mib == [256, 128, 64]
 
 
 def test_gradient_of_the_allreduce_is_two_local_products():

@@ -23,7 +23,7 @@ from entwine_jax.schedule.cost_model import (
     tile_time_us,
 )
 from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
-from entwine_jax.schedule.legality import LackOfMemory, fit
+from entwine_jax.schedule.legality import LackOfMemory, fit, num_flags
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
 
@@ -441,6 +441,39 @@ def test_allgather_needs_spare_warps_and_no_slots():
     split = decide(problem, override=Schedule(rows_per_launch=128))
     assert not split.schedule.fused
     assert "one launch" in split.reason
+
+
+def test_slots_under_one_row_of_tiles_are_a_lack_of_memory():
+    problem = make_problem(4, 8192, 8192, 8192)
+    reason = fit(problem, Schedule(), 2**20).reason
+    assert reason == "the slots of one row of tiles exceed the workspace's 1048576 bytes"
+    assert isinstance(reason, LackOfMemory)
+    for override in (None, Schedule()):
+        assert isinstance(decide(problem, 2**20, override).reason, LackOfMemory)
+
+
+def test_as_many_tiles_as_ranks_are_enough():
+    legal, rejected = candidates(make_problem(4, 128, 1024, 8192), DEFAULT_SLOT_BYTES)
+    assert {schedule.tile_n for schedule in legal} == {128, 256}
+    assert not rejected
+
+
+def test_a_gather_has_a_flag_for_every_piece_of_its_rows():
+    rows, k = 128 * 128, 128 * 2048
+    whole, more = (make_other(ALLGATHER, 4, 4 * rows, 8192, size) for size in (k, k + 8))
+    assert isinstance(fit(whole, Schedule(), 2**20), Schedule)
+    reason = fit(more, Schedule(), 2**20).reason
+    assert reason == "the workspace has flags for 16384 pieces of rows only"
+    assert isinstance(reason, LackOfMemory)
+    # One for each of the smallest tiles of half of the slots.
+    assert num_flags(2**32) == 2**31 // (128 * 128 * 2)
+
+
+def test_one_sm_at_least_computes():
+    problem = make_problem(4, 4096, 8192, 8192, hardware=dataclasses.replace(H200, num_sms=8))
+    assert isinstance(fit(problem, Schedule(num_comm_ctas=7), DEFAULT_SLOT_BYTES), Schedule)
+    reason = fit(problem, Schedule(num_comm_ctas=8), DEFAULT_SLOT_BYTES).reason
+    assert reason == "num_comm_ctas = 8: must be under the 8 SMs"
 
 
 def test_alignment_is_that_of_the_local_shards():

@@ -1,5 +1,6 @@
 """Timelines of traced kernels: records, files, figures and the command."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 import entwine_jax
-from entwine_jax import runtime
+from entwine_jax import configuration, measured, runtime
 from entwine_jax.__main__ import main
-from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.cost_model import predict
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import Kind, summarize
@@ -148,6 +149,8 @@ def test_perfetto_holds_every_event(tmp_path):
         1000: "simulated, rank 0",
         1001: "simulated, rank 1",
     }
+    tiles = [entry["args"]["tile"] for entry in complete if "args" in entry]
+    assert sorted(tiles) == sorted(2 * [tile for tile in events["tile"].tolist() if tile >= 0])
     first = next(entry for entry in complete if entry["pid"] == 1000)
     cta, warp = divmod(first["tid"], 12)
     assert (cta, warp) in {(e["cta"], e["warp"]) for e in events}
@@ -272,7 +275,44 @@ def test_costs_are_drawn_for_every_number_of_communication_ctas():
     assert simulated.get_ydata()[2] == simulate(PROBLEM, Schedule(num_comm_ctas=4)).total_us
 
 
+def test_costs_of_the_allgather_are_drawn_for_every_number_of_senders():
+    from matplotlib.figure import Figure
+
+    from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
+    from entwine_jax.trace import figures
+
+    axes = Figure().subplots()
+    explanation = entwine_jax.explain(dataclasses.replace(PROBLEM, op="allgather_matmul"))
+    figures._draw_costs(axes, explanation, Schedule(), DEFAULT_SLOT_BYTES)
+    assert axes.get_xlabel() == "senders"
+    assert tuple(axes.get_lines()[0].get_xdata()) == figures.SENDERS[2]
+
+
 def test_says_where_the_op_does_not_run_what_is_simulated(capsys):
     assert main(["trace", "--simulate", "--m=8", "--n=9", "--k=16", "--ranks=2"]) == 0
     reason = "local n = 9: must be a multiple of 8"
     assert f"the op    runs as plain lax here: {reason}" in capsys.readouterr().out
+
+
+def test_a_given_schedule_is_what_the_op_runs_with(capsys):
+    few_rows = ["trace", "--simulate", "--m=64", "--n=1024", "--k=1024", "--ranks=2"]
+    assert main(few_rows) == 0
+    assert (
+        "the op    runs as plain lax here: m = 64: fewer than 256 rows" in capsys.readouterr().out
+    )
+    assert main([*few_rows, "--schedule", "tile_n=256"]) == 0
+    assert "the op" not in capsys.readouterr().out
+
+
+def test_slots_are_those_of_the_driver_and_the_profile_is_that_in_force(monkeypatch, capsys):
+    slow = dataclasses.replace(H200, matmul_tflops=H200.matmul_tflops / 2)
+    small = configuration.Configuration(workspace_mib=64, measured="off")
+    monkeypatch.setattr(configuration, "_overridden", small)
+    argv = ["trace", "--simulate", "--m=8192", "--n=8192", "--k=8192", "--ranks=4"]
+    printed = []
+    for profile in (H200, slow):
+        monkeypatch.setattr(measured, "profile", lambda _, found=profile: found)
+        assert main(argv) == 0
+        printed.append(capsys.readouterr().out)
+    assert "rows a launch" not in printed[0]
+    assert printed[0] != printed[1]

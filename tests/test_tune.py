@@ -143,6 +143,16 @@ def test_times_what_the_model_ranks_highest_and_what_is_chosen():
     assert record.fused_us[record.by_model][0] == by_model
 
 
+def test_what_is_left_to_lax_is_timed_too():
+    problem = Problem(m=64, n=8192, k=28672, num_ranks=4)
+    assert not decide(problem).schedule.fused
+    timer = FakeTimer()
+    record = time_problem(problem, EMPTY, timer, at_most=None, num_rounds=1, seed=0)
+    assert (record.by_model, record.by_table) == (LAX, LAX)
+    assert record.entry.schedule == FASTEST
+    assert all(schedule is None or schedule.fused for _, schedule in timer.calls)
+
+
 @pytest.mark.parametrize("at_most", [1, 4, 5, 9, None])
 def test_number_of_measurements_is_known_before(at_most):
     ticks = []
@@ -341,6 +351,15 @@ def test_tuners_at_work_together_keep_what_each_has_measured(tmp_path, monkeypat
     for thread in threads:
         thread.join()
     assert_all_are_in(tmp_path)
+
+
+def test_what_is_measured_again_takes_the_place_of_what_was_there(tmp_path):
+    paths = tmp_path / "new" / "table.json", tmp_path / "other" / "times.json"
+    for us in (100.0, 110.0):
+        Files(*paths).add(make_record(200.0, 0, 0, us))
+    assert [entry.fused_us for entry in measured.read_table(paths[0]).entries.values()] == [110.0]
+    assert read_records(paths[1]) == [make_record(200.0, 0, 0, 110.0)]
+    assert json.loads(paths[1].read_text())["machine"]["num_devices"] == 4
 
 
 def test_tuners_go_on_where_files_cannot_be_locked(tmp_path, monkeypatch):
