@@ -304,6 +304,22 @@ def test_not_a_number_does_not_pass():
     assert verify.Verification(ours=2.0, lax=1.0, ranks_equal=True).holds
 
 
+def test_error_beside_an_exact_lax_is_without_measure():
+    assert verify.Verification(ours=0.0, lax=0.0, ranks_equal=True).error_ratio == 1
+    wrong = verify.Verification(ours=1e-9, lax=0.0, ranks_equal=True)
+    assert (wrong.error_ratio, wrong.holds) == (float("inf"), False)
+
+
+def test_rounds_time_every_program_once_in_random_order():
+    ran = []
+    calls = {name: lambda name=name: ran.append(name) for name in "abc"}
+    timing.interleaved_times(calls, calls_per_dispatch=1, num_rounds=8, seed=0)
+    rounds = [tuple(ran[i : i + 3]) for i in range(3 * timing.NUM_WARM_UPS, len(ran), 3)]
+    assert len(rounds) == 8
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert len(set(rounds)) > 1
+
+
 def test_short_calls_get_longer_dispatches():
     assert timing.num_calls(32, 4, None) == 32
     assert timing.num_calls(33, 4, None) == 36
