@@ -11,7 +11,7 @@ import entwine_jax
 from entwine_jax import configuration, measured, runtime, selection
 from entwine_jax.__main__ import main
 from entwine_jax.configuration import Configuration
-from entwine_jax.schedule import H100, H200, Problem, Schedule, decide, table
+from entwine_jax.schedule import H100, H200, Problem, Schedule, decide, document, table
 from entwine_jax.schedule.hardware import Collective, format_profile
 from entwine_jax.schedule.table import Entry, Key, Table
 from entwine_jax.version import __version__
@@ -114,7 +114,7 @@ def test_cache_folder(monkeypatch, places):
         (b"\x80", "is not JSON"),
         (b'{"format": "entwine_jax.hardware"}', "has no field 'format_version'"),
         (b'{"format": "entwine_jax.tuning"}', "format must be 'entwine_jax.schedules'"),
-        (b" " * (2**20 + 1), "at most 1048576 bytes"),
+        (b" " * (document.MAX_BYTES + 1), "must have at most"),
     ],
     ids=range(6),
 )

@@ -233,11 +233,19 @@ def test_files_are_read_in_bounds(tmp_path):
         path.write_bytes(content)
         assert document.read(path) == content
     path.write_bytes(b"x" * (document.MAX_BYTES + 1))
-    with pytest.raises(RefusedError, match="at most 1048576 bytes"):
+    with pytest.raises(RefusedError, match=f"at most {document.MAX_BYTES} bytes"):
         document.read(path)
     for other in (tmp_path, tmp_path / "missing", "/dev/zero"):
         with pytest.raises(RefusedError, match=r"^must be a regular file"):
             document.read(tmp_path / other)
+
+
+def test_tables_of_many_problems_are_read_back():
+    problems = [Problem(m=256 * m, n=8192, k=8192, num_ranks=4) for m in range(1, 4001)]
+    of_many = Table({Key.of(problem): ENTRY for problem in problems})
+    text = table.format_table(of_many, VERSION)
+    assert read(text) == of_many
+    assert len(text) < document.MAX_BYTES / 8
 
 
 def safe(content):

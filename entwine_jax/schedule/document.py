@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_BYTES = 2**20
+# A table of thirty thousand problems, or all times of four thousand.
+MAX_BYTES = 2**24
 # By format, with what it was last raised for.
 FORMAT_VERSIONS = {
     "entwine_jax.schedules": 2,  # num_senders
@@ -20,8 +21,8 @@ class RefusedError(ValueError):
     """A file is not what it should be; the message is the rule that it breaks."""
 
 
-def read(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file of at most so many bytes.
+def read(path: Path) -> bytes:
+    """The content of a regular file of at most MAX_BYTES.
 
     Raises:
         RefusedError: it is not one, or cannot be read.
@@ -30,11 +31,11 @@ def read(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         if not path.is_file():  # a pipe or a device might never end
             raise RefusedError("must be a regular file")
         with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise RefusedError(f"cannot be read: {error}") from None
-    if len(content) > max_bytes:
-        raise RefusedError(f"must have at most {max_bytes} bytes")
+    if len(content) > MAX_BYTES:
+        raise RefusedError(f"must have at most {MAX_BYTES} bytes")
     return content
 
 

@@ -14,9 +14,6 @@ from entwine_jax.version import __version__
 
 FORMAT = "entwine_jax.tuning"
 
-# Ten thousand problems and more, with all candidates of each.
-MAX_BYTES = 2**26
-
 # In place of a schedule's position, for plain lax.
 LAX = -1
 
@@ -106,7 +103,7 @@ def read_records(path: Path) -> list[Record]:
     if not path.exists():
         return []
     fields = {"machine": dict, "quality": dict, "records": list}
-    value = document.parse(document.read(path, MAX_BYTES))
+    value = document.parse(document.read(path))
     items = document.body(value, FORMAT, __version__, fields)["records"]
     return [_parse(item, f"records[{position}]") for position, item in enumerate(items)]
 
