@@ -23,6 +23,7 @@ from sharded import (
 
 import entwine_jax
 from entwine_jax import lowering, runtime
+from entwine_jax.ops import primitive
 from entwine_jax.schedule.legality import LackOfMemory
 
 pytestmark = pytest.mark.usefixtures("fused_lowering")
@@ -585,3 +586,12 @@ def test_the_widest_of_several_weights_is_in_the_call():
     assert f"tensor<{K}x{N // 4}xbf16>) -> (tensor<{M}x{N // 4}xbf16>" in types
     assert text.count("stablehlo.dot_general") == 1
     assert_no_other_communication(text)
+
+
+@pytest.mark.parametrize("w_transposed", [False, True])
+@pytest.mark.parametrize(("k", "n", "fused"), [(1024, 8192, True), (8192, 1024, False)])
+def test_calls_are_expected_to_be_fused_by_k_and_n_of_the_weight(k, n, fused, w_transposed):
+    x, w = jax.ShapeDtypeStruct((256, k), jnp.bfloat16), (n, k) if w_transposed else (k, n)
+    params = {"num_ranks": 2, "schedule": None, "w_transposed": w_transposed}
+    w = jax.ShapeDtypeStruct(w, jnp.bfloat16)
+    assert lowering.expects_fused(primitive.matmul_allreduce_p, x, w, **params) == fused

@@ -596,6 +596,10 @@ def test_halves_are_those_of_the_last_wave_of_a_launch():
     (halved,) = (s for s in candidates(problem, DEFAULT_SLOT_BYTES)[0] if s.narrow_tail)
     # The slots of halves allow 32 rows of 32 tiles; one launch would have a last wave of 68 tiles.
     assert halved == Schedule(narrow_tail=1024 % 132, rows_per_launch=32 * 128)
+    # Of the first launches, where the last one has fewer rows: 43, 43 and 42 rows of 32 tiles.
+    problem = make_problem(2, 16384, 8192, 28672)
+    (halved,) = (s for s in candidates(problem, DEFAULT_SLOT_BYTES)[0] if s.narrow_tail)
+    assert halved == Schedule(narrow_tail=43 * 32 % 132, rows_per_launch=43 * 128)
 
 
 def test_rows_are_shared_out_evenly_over_the_launches():

@@ -81,8 +81,8 @@ def allgather_matmul(
     Args:
       x: local shard [..., m, k]; any number of leading dimensions, one of them (or m) sharded over
         `axis_name`.
-      w: local shard [k, n], or a tuple of such weights, as for q, k and v: x is gathered once, by
-        the fused product with the widest of them, and the others multiply the gathered x.
+      w: local shard [k, n], or a tuple (or list) of such weights, as for q, k and v: x is gathered
+        once, by the fused product with the widest, and the others multiply the gathered x.
       axis_name: a mesh axis or a tuple of mesh axes; their product is the number of ranks P.
       gather_dimension: the dimension of x along which the shards are gathered: the rows (-2) by
         default. Any but the last one; leading ones cost no copy.
