@@ -1,10 +1,12 @@
 """Prints the fused kernel of one rank beside XLA's matmul: `python tools/matmul_alone.py`, one GPU.
 
-What is left of the kernel with nothing to send, for the local matmuls of the suite on two ranks, in
-the schedules that those get. Both make calls with one weight, in turn, long enough to be throttled.
+What is left of the kernel with nothing to send, for the local matmuls of the suite on two ranks: in
+the schedules that those get, whose last tiles may be halves, and in whole tiles of 256 columns. All
+make calls with one weight, in turn, long enough to be throttled.
 """
 
 import statistics
+from dataclasses import replace
 
 from entwine_jax.bench.cases import SUITE
 from entwine_jax.bench.progress import progress
@@ -22,22 +24,26 @@ def chosen(problem: Problem) -> Schedule:
 
 def main():
     """Prints a Markdown table."""
-    print("| m, n, k on one rank | XLA | ours, one rank | ratio |\n| --- | --- | --- | --- |")
-    with progress(2 * NUM_ROUNDS * len(SUITE)) as start_shape:
+    print("| m, n, k on one rank | XLA | as on two ranks | ratio | whole tiles | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    with progress(3 * NUM_ROUNDS * len(SUITE)) as start_shape:
         for m, n, k in SUITE:
             schedule = chosen(Problem(m=m, n=n, k=k, num_ranks=NUM_RANKS))
             alone = Problem(m=m, n=n, k=k // NUM_RANKS, num_ranks=1)
             sizes = f"{m}, {n}, {alone.k}"
             on_dispatch = start_shape(sizes)
             timer = GpuTimer()
-            xla_us, ours_us = [], []
+            rounds = []
             for _ in range(NUM_ROUNDS):
-                xla_us.append(timer.lax_us(alone))
+                times = [timer.lax_us(alone)]
                 on_dispatch()
-                ours_us.append(timer.fused_us(alone, schedule))
-                on_dispatch()
-            xla, ours = statistics.median(xla_us), statistics.median(ours_us)
-            print(f"| {sizes} | {xla:.1f} | {ours:.1f} | {xla / ours:.2f} |", flush=True)
+                for each in (schedule, replace(schedule, tile_n=256, narrow_tail=0)):
+                    times.append(timer.fused_us(alone, each))
+                    on_dispatch()
+                rounds.append(times)
+            xla, *ours = map(statistics.median, zip(*rounds, strict=True))
+            cells = " | ".join(f"{us:.1f} | {xla / us:.2f}" for us in ours)
+            print(f"| {sizes} | {xla:.1f} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":
