@@ -1,19 +1,23 @@
 """Prints the fused kernel of one rank beside XLA's matmul: `python tools/matmul_alone.py`, one GPU.
 
-What is left of the kernel with nothing to send, for the local matmuls of the suite on two ranks: in
-the schedules that those get, whose last tiles may be halves, and in whole tiles of 256 columns. All
-make calls with one weight, in turn, long enough to be throttled.
+For the local matmuls of the suite on two ranks: the matmul with nothing to send, which is an
+all-gather of one rank; and a reduce-scatter of one rank, whose tiles pass through slots and are
+summed, in the schedules that two ranks get. All make calls with one weight, in turn, long enough to
+be throttled.
 """
 
 import statistics
 from dataclasses import replace
 
+from entwine_jax import driver
 from entwine_jax.bench.cases import SUITE
 from entwine_jax.bench.progress import progress
 from entwine_jax.schedule import Problem, Schedule, decide
-from entwine_jax.tune.gpu import GpuTimer
+from entwine_jax.schedule.problem import ALLGATHER, REDUCESCATTER
+from entwine_jax.tune.gpu import FEWEST_CALLS, GpuTimer
 
 NUM_RANKS, NUM_ROUNDS = 2, 9
+TIMED_US = 25e3  # behind as much that is not timed
 
 
 def chosen(problem: Problem) -> Schedule:
@@ -24,26 +28,31 @@ def chosen(problem: Problem) -> Schedule:
 
 def main():
     """Prints a Markdown table."""
-    print("| m, n, k on one rank | XLA | as on two ranks | ratio | whole tiles | ratio |")
+    print("| m, n, k on one rank | XLA | matmul | ratio | through slots | ratio |")
     print("| --- | --- | --- | --- | --- | --- |")
     with progress(3 * NUM_ROUNDS * len(SUITE)) as start_shape:
         for m, n, k in SUITE:
             schedule = chosen(Problem(m=m, n=n, k=k, num_ranks=NUM_RANKS))
-            alone = Problem(m=m, n=n, k=k // NUM_RANKS, num_ranks=1)
+            alone = Problem(op=REDUCESCATTER, m=m, n=n, k=k // NUM_RANKS, num_ranks=1)
             sizes = f"{m}, {n}, {alone.k}"
             on_dispatch = start_shape(sizes)
-            timer = GpuTimer()
+            xla = GpuTimer()
+            ours = (
+                (driver.Timed(replace(alone, op=ALLGATHER)), Schedule()),
+                (driver.Timed(alone), schedule),
+            )
             rounds = []
             for _ in range(NUM_ROUNDS):
-                times = [timer.lax_us(alone)]
+                times = [xla.lax_us(alone)]
                 on_dispatch()
-                for each in (schedule, replace(schedule, tile_n=256, narrow_tail=0)):
-                    times.append(timer.fused_us(alone, each))
+                num_calls = max(FEWEST_CALLS, round(TIMED_US / times[0]))
+                for timed, each in ours:
+                    times.append(timed.call_us(each, num_calls))
                     on_dispatch()
                 rounds.append(times)
-            xla, *ours = map(statistics.median, zip(*rounds, strict=True))
-            cells = " | ".join(f"{us:.1f} | {xla / us:.2f}" for us in ours)
-            print(f"| {sizes} | {xla:.1f} | {cells} |", flush=True)
+            xla_us, *ours_us = map(statistics.median, zip(*rounds, strict=True))
+            cells = " | ".join(f"{us:.1f} | {xla_us / us:.2f}" for us in ours_us)
+            print(f"| {sizes} | {xla_us:.1f} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ Call decode_reducescatter(const Attributes& attributes, const AnyBuffer& x, cons
 
 Call decode_allgather(const Attributes& attributes, const AnyBuffer& x, const AnyBuffer& w,
                       AnyBuffer& y, AnyBuffer& gathered) {
+  if (attributes.group_size < 2) throw InvalidCall("group_size: must be at least 2");
   Call call = decode_operands(Op::kAllGather, attributes, x, w, attributes.group_size);
   require_shape("y", y, x, call.m, call.n);
   require_shape("gathered", gathered, x, call.m, call.k);

@@ -22,7 +22,8 @@ namespace entwine {
 // One thread of each CTA. The first CTA to arrive always computes; only then do communication CTAs take
 // their role, so tiles are made however few CTAs there are. AllGather's senders are the CTAs whose first
 // items come last: those have to wait for rows, or have no item at all, and their copy engines are
-// free at first. Item 0 is claimed by a CTA that is resident, so there is always a sender.
+// free at first. Item 0 is claimed by a CTA that is resident, so there is always a sender where there
+// is a peer.
 template <class Config>
 __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
                                           SharedStorage<Config>& shared) {
@@ -47,7 +48,8 @@ __device__ __forceinline__ void start_cta(const FusedParams<Config>& params,
   shared.num_units_stored = 0;
   shared.epoch = last_epoch + 1;
   shared.first_item = first_item;
-  shared.sends = first_item == 0 || first_item > static_cast<int>(gridDim.x) - params.num_senders;
+  const bool is_last = first_item > static_cast<int>(gridDim.x) - params.num_senders;
+  shared.sends = params.window.num_ranks > 1 && (first_item == 0 || is_last);
 }
 
 // The communication role of a warp; AllGather has one that sends, in some CTAs.

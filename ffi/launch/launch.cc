@@ -47,8 +47,6 @@ void check_sizes(const Call& call, const PeerWindow& window) {
           "num_batches", call.num_batches, "must divide the rows of a rank");
   require(call.op != Op::kAllReduce || call.num_batches == 1, "num_batches", call.num_batches,
           "AllReduce has one batch of rows");
-  require(call.op != Op::kAllGather || window.num_ranks >= 2, "num_ranks", window.num_ranks,
-          "AllGather needs two ranks");
   require(call.op != Op::kAllGather || call.gathered != nullptr, "gathered", 0, "is missing");
   for (const void* pointer : {call.x, call.w, const_cast<const void*>(call.output),
                               const_cast<const void*>(call.gathered)}) {

@@ -36,6 +36,7 @@ struct Schedule {
 // ReduceScatter   [m, k]          [k, n]   [m / P, n]
 // AllGather       [m / P, k]      [k, n]   [m, n]          [m, k]
 //
+// An AllGather of one rank gathers nothing: it is the matmul alone, and leaves `gathered` as it is.
 // Rows of the arrays with m rows are [num_batches, num_ranks, block_rows] (AllReduce: m rows, one
 // batch), of those with m / P rows [num_batches, block_rows]. If w_transposed, w is [n, k].
 struct Call {

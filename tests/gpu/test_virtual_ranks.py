@@ -93,6 +93,11 @@ def test_odd_shapes(op, rows, n, k, dtype):
         run(op, rows, n, k, num_ranks, 2, Schedule(), dtype=dtype, num_calls=6, seed=rows)
 
 
+@pytest.mark.parametrize("tile_n", [128, 256])
+def test_an_all_gather_of_one_rank_is_the_matmul(tile_n):
+    run("allgather_matmul", 516, 1032, 264, 1, 1, Schedule(tile_n=tile_n), num_calls=6)
+
+
 @every_op
 @pytest.mark.parametrize("tile_n", [128, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -548,6 +548,15 @@ WRONG = {
 }
 
 
+def test_an_all_gather_of_one_rank_is_refused(machine, lowered):
+    # Its kernel would leave what it gathers as it was.
+    call = lowered("allgather")
+    machine.load(call, 1, replica_groups=[0], group_size=1)
+    machine.start()
+    (end,) = machine.ask("execute", call["target"])
+    assert "group_size: must be at least 2" in end
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_attributes_are_refused_by_name(machine, lowered, name):
     call = lowered("allreduce")
