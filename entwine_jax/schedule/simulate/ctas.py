@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from entwine_jax.schedule.hardware import BYTES_PER_US_AT_1_GB_S
+from entwine_jax.schedule.simulate.gather import Gather
 from entwine_jax.schedule.simulate.links import Message
 from entwine_jax.schedule.simulate.rank import (
     FIRST_MATH_WARP,
@@ -14,7 +15,6 @@ from entwine_jax.schedule.simulate.rank import (
     PUSH_WARP,
     Cta,
     Rank,
-    Tile,
 )
 from entwine_jax.schedule.simulate.rates import (
     COMPLETION_US,
@@ -23,19 +23,8 @@ from entwine_jax.schedule.simulate.rates import (
     PUSH_GB_S,
     SLOWDOWN,
 )
+from entwine_jax.schedule.simulate.reduction import Reduction
 from entwine_jax.schedule.timeline import Kind
-
-
-class Rows(Protocol):
-    """AllGather: what has arrived of the rows that a rank's tiles multiply."""
-
-    def wait(self, tile: int, part: int, go_on: Callable[[float], None]) -> bool:
-        """Whether a part of a tile's rows is there; if not, calls `go_on` when it is."""
-        ...
-
-    def shares(self, tile: int) -> tuple[float, ...]:
-        """How the mainloop of a tile is divided by the parts it waits for."""
-        ...
 
 
 class Finished(NamedTuple):
@@ -46,39 +35,21 @@ class Finished(NamedTuple):
     last: bool
 
 
-# A CTA, a slot, since when, and what follows.
-SumOwn = Callable[[Cta, int, float, Callable[[float], None]], None]
-
-
 class ComputeCta(Cta):
     """One CTA that computes. The methods are called in order of time.
 
     The store buffer is free once the push has read it; None while that is not known yet.
-
-    Args:
-        rows: AllGather: the rows that tiles wait for. The others have them from the start.
-        publish: tells a tile's owner when a partial of it is in place. AllGather has None, as it
-            keeps its tiles.
-        sum_own: sums a tile of the last wave that this rank owns; so does `Reduction.sum_own`.
     """
 
     def __init__(
-        self,
-        index: int,
-        rank: Rank,
-        num_spare_warps: int,
-        rows: Rows | None = None,
-        publish: Callable[[Tile, float], None] | None = None,
-        sum_own: SumOwn | None = None,
+        self, index: int, rank: Rank, role: Gather | Reduction, num_spare_warps: int
     ) -> None:
         # The loader and the push warp join the others that communicate.
         num_warps = FIRST_SPARE_WARP + num_spare_warps + NUM_MATH_WARPS
         super().__init__(index, rank.start_us, num_warps)
         self.rank = rank
+        self._role = role
         self._num_spare_warps = num_spare_warps
-        self._rows = rows
-        self._publish = publish
-        self._sum_own = sum_own
         self._tile: int | None = None
         self._following: int | None = None
         self._mainloop_start_us = rank.start_us
@@ -90,7 +61,7 @@ class ComputeCta(Cta):
     def start(self, now: float) -> None:
         """Takes the first tile; without one, all warps communicate at once."""
         if self._num_spare_warps:
-            self.rank.communication.join(now, self, FIRST_SPARE_WARP, self._num_spare_warps)
+            self._role.join(now, self, FIRST_SPARE_WARP, self._num_spare_warps)
         self._tile = self.rank.claim_tile()
         if self._tile is None:
             self.rank.num_computing -= 1
@@ -99,7 +70,7 @@ class ComputeCta(Cta):
                 (PUSH_WARP, 1),
                 (FIRST_MATH_WARP, NUM_MATH_WARPS),
             ):
-                self.rank.communication.join(now, self, first_warp, num_warps)
+                self._role.join(now, self, first_warp, num_warps)
             return
         # All CTAs claim their first tile before any claims its second.
         self.rank.world.events.at(now, self._begin_mainloop)
@@ -110,16 +81,16 @@ class ComputeCta(Cta):
         # The loader claims one tile ahead.
         self._following = self.rank.claim_tile()
         self._part = 0
-        if self._rows is None:
-            self._multiply(now, 1.0, self._end_mainloop)
-        else:
+        if isinstance(self._role, Gather):
             self._multiply_part(now)
+        else:
+            self._multiply(now, 1.0, self._end_mainloop)
 
     def _multiply_part(self, now: float) -> None:
         """AllGather: one part of the columns of k, once its rows are there."""
-        assert self._rows is not None
+        assert isinstance(self._role, Gather)
         assert self._tile is not None
-        shares = self._rows.shares(self._tile)
+        shares = self._role.shares(self._tile)
         if self._part == len(shares):
             self._end_mainloop(now)
             return
@@ -131,7 +102,7 @@ class ComputeCta(Cta):
             self._multiply(ready, shares[self._part], self._multiply_part)
             self._part += 1
 
-        if self._rows.wait(self._tile, self._part, go_on):
+        if self._role.wait(self._tile, self._part, go_on):
             go_on(now)
 
     def _multiply(self, now: float, share: float, then: Callable[[float], None]) -> None:
@@ -158,7 +129,7 @@ class ComputeCta(Cta):
         self._accumulated = (now, self._tile, last)
         if last:
             self.rank.num_computing -= 1
-            self.rank.communication.join(now, self, LOADER_WARP, 1)
+            self._role.join(now, self, LOADER_WARP, 1)
         self._tile = self._following
         self._try_epilogue()
 
@@ -172,8 +143,8 @@ class ComputeCta(Cta):
         self._accumulated = self._buffer_free_us = None
         place = self.rank.tiles[tile]
         if place.in_last_wave and place.owner == self.rank.index:
-            assert self._sum_own is not None
-            self._sum_own(self, place.slot, end, partial(self._summed, last=last))
+            assert isinstance(self._role, Reduction)
+            self._role.sum_own(self, place.slot, end, partial(self._summed, last=last))
         else:
             self._schedule_push(Finished(tile, end, last))
             self.rank.world.events.at(end, self._go_on, last)
@@ -182,12 +153,12 @@ class ComputeCta(Cta):
         self._buffer_free_us = now
         if last:
             free_us = max(now, self._push_free_us)
-            self.rank.world.events.at(free_us, self.rank.communication.join, self, PUSH_WARP, 1)
+            self.rank.world.events.at(free_us, self._role.join, self, PUSH_WARP, 1)
         self._go_on(now, last)
 
     def _go_on(self, now: float, last: bool) -> None:
         if last:
-            self.rank.communication.join(now, self, FIRST_MATH_WARP, NUM_MATH_WARPS)
+            self._role.join(now, self, FIRST_MATH_WARP, NUM_MATH_WARPS)
         else:
             self._begin_mainloop(now)
 
@@ -195,7 +166,7 @@ class ComputeCta(Cta):
         """The push warp waits for the turn of a tile. It has read the one before, or begun to."""
         free_us = max(finished.since_us, self._push_free_us)
         turn_us = 0.0
-        if self._publish is not None and not finished.last:
+        if isinstance(self._role, Reduction) and not finished.last:
             # Spread over the time of the next tile, which is under way.
             assert self._tile is not None
             spread_us = self.rank.tiles[self._tile].spread_us
@@ -220,15 +191,16 @@ class ComputeCta(Cta):
 
     def _pushed(self, start: float, left: float, arrived: float, finished: Finished) -> None:
         rank, tile = self.rank, self.rank.tiles[finished.tile]
-        gb_s = PUSH_GB_S if finished.last or self._publish is None else PACED_PUSH_GB_S
+        is_paced = isinstance(self._role, Reduction) and not finished.last
+        gb_s = PACED_PUSH_GB_S if is_paced else PUSH_GB_S
         read = max(left, start + tile.push_bytes / (gb_s * BYTES_PER_US_AT_1_GB_S))
         complete = max(read, arrived) + COMPLETION_US
         rank.record(Kind.PUSH, start, complete, finished.tile, self.index, PUSH_WARP)
         self._buffer_free_us = read
         self._push_free_us = complete
-        if self._publish is not None:
+        if isinstance(self._role, Reduction):
             flag_us = 0.0 if tile.owner == rank.index else rank.world.rates.flag_us
-            self._publish(tile, complete + flag_us)
+            self._role.publish(tile, complete + flag_us)
         if finished.last:
-            rank.world.events.at(complete, rank.communication.join, self, PUSH_WARP, 1)
+            rank.world.events.at(complete, self._role.join, self, PUSH_WARP, 1)
         self._try_epilogue()

@@ -1,7 +1,7 @@
 """The communication role of the AllGather: send this rank's rows, and know what has arrived."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from entwine_jax.schedule.cost_model import (
     ROWS_PER_UNIT,
@@ -9,7 +9,9 @@ from entwine_jax.schedule.cost_model import (
     SENDER_UNIT_US,
     sender_rows_us,
 )
-from entwine_jax.schedule.layout import GATHER_COLUMNS
+from entwine_jax.schedule.layout import GATHER_COLUMNS, num_senders, tile_rows_of_band_sent
+from entwine_jax.schedule.problem import Problem
+from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate.links import Message
 from entwine_jax.schedule.simulate.rank import FIRST_SPARE_WARP, Cta, Rank
 from entwine_jax.schedule.simulate.rates import COMPLETION_US, STAGE_US
@@ -20,38 +22,37 @@ Piece = tuple[int, int, int]
 
 
 class Gather:
-    """Senders take this rank's rows unit by unit; and what has arrived of the others' rows."""
+    """Senders take this rank's rows unit by unit; and what has arrived of the others' rows.
+
+    `gathers` will hold those of all ranks when the clock starts.
+    """
 
     def __init__(
-        self,
-        rank: Rank,
-        num_senders: int,
-        valid_rows: list[int],
-        tile_m: int,
-        k: int,
-        item_bytes: int,
-        rows_of_band: int,
+        self, rank: Rank, problem: Problem, schedule: Schedule, gathers: "list[Gather]"
     ) -> None:
         self._rank = rank
-        self._num_senders = num_senders
-        self._valid_rows = valid_rows
-        self._k = k
-        self._item_bytes = item_bytes
-        num_ranks = len(rank.world.ranks)
+        self._gathers = gathers
+        self._num_senders = num_senders(problem, schedule)
+        self._valid_rows = [
+            min(schedule.tile_m, problem.block_rows - first)
+            for _ in range(problem.num_batches)
+            for first in range(0, problem.block_rows, schedule.tile_m)
+        ]
+        num_ranks, k = problem.num_ranks, problem.k_local
         self._peers = [(rank.index + i) % num_ranks for i in range(1, num_ranks)]
         widths = [min(GATHER_COLUMNS, k - first) for first in range(0, k, GATHER_COLUMNS)]
         self._shares = tuple(width / k for width in widths)
+        self._row_bytes = [width * problem.item_bytes for width in widths]
         self._num_parts = len(widths)
-        self._units_per_piece = tile_m // ROWS_PER_UNIT
-        self._num_units = len(valid_rows) * self._num_parts * self._units_per_piece
-        self._rows_of_band = rows_of_band
+        self._units_per_piece = schedule.tile_m // ROWS_PER_UNIT
+        self._num_units = len(self._valid_rows) * self._num_parts * self._units_per_piece
+        self._rows_of_band = tile_rows_of_band_sent(problem, schedule)
         self._next_unit = 0
         self._num_sent: dict[tuple[int, int], int] = defaultdict(int)
         self._arrived: set[Piece] = set()
         self._waiting: dict[Piece, list[Callable[[float], None]]] = defaultdict(list)
-        self.gathers: Sequence[Gather] = ()
-        """Of all ranks."""
-        self.peers_started_us = 0.0
+        started_us = max(other.start_us for other in rank.world.ranks)
+        self._peers_started_us = started_us + rank.world.rates.flag_us
 
     def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
         """The first spare warp of the CTAs that send claims the next unit and sends it.
@@ -65,7 +66,7 @@ class Gather:
         if num_warps > 1:
             self._rank.retire(now, cta, num_warps - 1)
         # The loads of the next units are under way while a unit is sent.
-        started_us = max(now + STAGE_US, self.peers_started_us)
+        started_us = max(now + STAGE_US, self._peers_started_us)
         self._rank.world.events.at(started_us, self._claim, cta)
 
     def _claim(self, now: float, cta: Cta) -> None:
@@ -75,7 +76,7 @@ class Gather:
         tile_row, part, row = self._unit(self._next_unit)
         self._next_unit += 1
         rows = min(max(self._valid_rows[tile_row] - row, 0), ROWS_PER_UNIT)
-        num_bytes = rows * round(self._shares[part] * self._k) * self._item_bytes
+        num_bytes = rows * self._row_bytes[part]
         piece = (tile_row, part)
         issued_us = now + self._busy_us(sender_rows_us(rows, len(self._peers)))
 
@@ -111,7 +112,7 @@ class Gather:
             ready_us = now + self._rank.world.rates.flag_us
             for peer in self._peers:
                 self._rank.world.events.at(
-                    ready_us, self.gathers[peer].rows_ready, (self._rank.index, *piece)
+                    ready_us, self._gathers[peer].rows_ready, (self._rank.index, *piece)
                 )
 
     def rows_ready(self, now: float, piece: Piece) -> None:

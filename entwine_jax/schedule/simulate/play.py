@@ -11,25 +11,19 @@ The queues are those of messages of a tile or a unit, not of packets, and the ca
 memory of a GPU appear only in the times of steps (`rates`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from entwine_jax.schedule.layout import (
-    ceil_div,
-    launches,
-    num_gemm_ctas,
-    num_senders,
-    tile_rows_of_band_sent,
-)
+from entwine_jax.schedule.layout import launches, num_gemm_ctas
 from entwine_jax.schedule.legality import why_unfit
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate.ctas import ComputeCta
 from entwine_jax.schedule.simulate.gather import Gather
 from entwine_jax.schedule.simulate.links import EventQueue, Links
-from entwine_jax.schedule.simulate.rank import NUM_WARPS, Cta, Rank, Tile, World
+from entwine_jax.schedule.simulate.rank import NUM_WARPS, Cta, Rank, World
 from entwine_jax.schedule.simulate.rates import BUFFER_US, rates_of
 from entwine_jax.schedule.simulate.reduction import Reduction
 from entwine_jax.schedule.simulate.tiles import tiles_of
@@ -137,10 +131,7 @@ def _play(
         world.ranks.append(
             Rank(index, world, tiles, starts[index], factors[index], num_compute_ctas)
         )
-    if problem.op == ALLGATHER:
-        _add_gather_ctas(world, problem, schedule)
-    else:
-        _add_reduction_ctas(world, problem, schedule)
+    _start_ctas(world, problem, schedule)
     events.run()
     ends = [_finish(rank) for rank in world.ranks]
     return _timeline(world.records), np.array(world.links.num_bytes), ends
@@ -155,75 +146,24 @@ def _timeline(records: list[float]) -> np.ndarray:
     return timeline
 
 
-def _add_reduction_ctas(world: World, problem: Problem, schedule: Schedule) -> None:
-    reductions = []
+def _start_ctas(world: World, problem: Problem, schedule: Schedule) -> None:
+    """On every rank the first CTA to arrive computes, the next communicate, the others compute."""
+    gathers: list[Gather] = []
+    reductions: list[Reduction] = []
     for rank in world.ranks:
-        # The last part of k of each.
-        own = {tile.slot: idx for idx, tile in enumerate(rank.tiles) if tile.owner == rank.index}
-        tile_of_slot = [own[slot] for slot in range(len(own))]
-        num_sources = problem.num_ranks * schedule.split_k
-        reductions.append(Reduction(rank, tile_of_slot, num_sources, problem.op == ALLREDUCE))
-
-    def publish(tile: Tile, ready_us: float) -> None:
-        reductions[tile.owner].partial_ready(tile.slot, ready_us)
-
-    for rank, reduction in zip(world.ranks, reductions, strict=True):
-        rank.communication = reduction
-        _start_ctas(
-            rank,
-            schedule.num_comm_ctas,
-            lambda index, rank=rank, reduction=reduction: ComputeCta(
-                index,
-                rank,
-                schedule.num_spare_warps,
-                publish=publish,
-                sum_own=reduction.sum_own,
-            ),
-        )
-
-
-def _add_gather_ctas(world: World, problem: Problem, schedule: Schedule) -> None:
-    tiles_per_block = ceil_div(problem.block_rows, schedule.tile_m)
-    rows = [
-        min(schedule.tile_m, problem.block_rows - row * schedule.tile_m)
-        for _ in range(problem.num_batches)
-        for row in range(tiles_per_block)
-    ]
-    gathers = [
-        Gather(
-            rank,
-            num_senders(problem, schedule),
-            rows,
-            schedule.tile_m,
-            problem.k_local,
-            problem.item_bytes,
-            tile_rows_of_band_sent(problem, schedule),
-        )
-        for rank in world.ranks
-    ]
-    started_us = max(rank.start_us for rank in world.ranks) + world.rates.flag_us
-    for rank, gather in zip(world.ranks, gathers, strict=True):
-        gather.gathers = gathers
-        gather.peers_started_us = started_us
-        rank.communication = gather
-        _start_ctas(
-            rank,
-            0,
-            lambda index, rank=rank, gather=gather: ComputeCta(
-                index, rank, schedule.num_spare_warps, rows=gather
-            ),
-        )
-
-
-def _start_ctas(rank: Rank, num_comm_ctas: int, make: Callable[[int], ComputeCta]) -> None:
-    """The first CTA to arrive computes, the next ones communicate, the others compute."""
-    events = rank.world.events
-    for index in range(rank.num_compute_ctas + num_comm_ctas):
-        if 1 <= index <= num_comm_ctas:
-            cta = Cta(index, rank.start_us, NUM_WARPS)
-            events.at(rank.start_us, rank.communication.join, cta, 0, NUM_WARPS)
+        if problem.op == ALLGATHER:
+            role = Gather(rank, problem, schedule, gathers)
+            gathers.append(role)
         else:
-            events.at(rank.start_us, make(index).start)
+            role = Reduction(rank, problem, schedule, reductions)
+            reductions.append(role)
+        for index in range(rank.num_compute_ctas + schedule.num_comm_ctas):
+            if 1 <= index <= schedule.num_comm_ctas:
+                cta = Cta(index, rank.start_us, NUM_WARPS)
+                world.events.at(rank.start_us, role.join, cta, 0, NUM_WARPS)
+            else:
+                cta = ComputeCta(index, rank, role, schedule.num_spare_warps)
+                world.events.at(rank.start_us, cta.start)
 
 
 def _finish(rank: Rank) -> float:

@@ -1,7 +1,6 @@
 """One rank of a simulated launch: its CTAs and what they share."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from entwine_jax.schedule.simulate.links import EventQueue, Links
 from entwine_jax.schedule.simulate.rates import EXIT_US, FENCE_US, Rates
@@ -71,14 +70,6 @@ class Cta:
     """AllReduce: that it has reduced."""
 
 
-class Communication(Protocol):
-    """The communication role of an op on one rank."""
-
-    def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
-        """Warps begin to take units; each calls `Rank.retire` when it finds none."""
-        ...
-
-
 class Rank:
     """Counters of one rank, and what its CTAs do in the end."""
 
@@ -98,7 +89,6 @@ class Rank:
         self.matmul_factor = matmul_factor
         self.num_compute_ctas = num_compute_ctas
         self.num_computing = num_compute_ctas
-        self.communication: Communication
         self.arrived_us = start_us
         """When the last peer has said that its part of this rank's output is complete."""
         self.last_exit_us = start_us

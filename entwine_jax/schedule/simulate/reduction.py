@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from entwine_jax.schedule.problem import ALLREDUCE, Problem
+from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate.links import Message
-from entwine_jax.schedule.simulate.rank import FIRST_MATH_WARP, NUM_MATH_WARPS, Cta, Rank
+from entwine_jax.schedule.simulate.rank import FIRST_MATH_WARP, NUM_MATH_WARPS, Cta, Rank, Tile
 from entwine_jax.schedule.simulate.rates import CLAIM_US, FLAGS_US, SUM_US_PER_SLOT
 from entwine_jax.schedule.timeline import Kind
 
@@ -23,12 +25,18 @@ class Reduction:
     """Warps take units of this rank's tiles in order and wait for the partials of all ranks.
 
     A tile of the last wave is not dealt out: the math warps that made it wait and sum it.
+    `reductions` will hold those of all ranks when the clock starts.
     """
 
-    def __init__(self, rank: Rank, tile_of_slot: list[int], num_sources: int, forwards: bool):
+    def __init__(
+        self, rank: Rank, problem: Problem, schedule: Schedule, reductions: "list[Reduction]"
+    ) -> None:
         self._rank = rank
-        self._num_sources = num_sources
-        self._tile_of_slot = tile_of_slot
+        self._reductions = reductions
+        self._num_sources = problem.num_ranks * schedule.split_k
+        # The last part of k of each.
+        own = {tile.slot: idx for idx, tile in enumerate(rank.tiles) if tile.owner == rank.index}
+        self._tile_of_slot = tile_of_slot = [own[slot] for slot in range(len(own))]
         self._num_dealt = sum(not rank.tiles[tile].in_last_wave for tile in tile_of_slot)
         self._next_slot = 0
         self._units_left = self._units_of(0)
@@ -37,9 +45,9 @@ class Reduction:
         self._is_ready = [False] * len(tile_of_slot)
         self._waiting: list[list[Warps]] = [[] for _ in tile_of_slot]
         self._after_sum: dict[int, Callable[[float], None]] = {}
-        num_ranks = len(rank.world.ranks)
+        num_ranks = problem.num_ranks
         self._peers = [(rank.index + i) % num_ranks for i in range(1, num_ranks)]
-        self._forwards = forwards
+        self._forwards = problem.op == ALLREDUCE
 
     def join(self, now: float, cta: Cta, first_warp: int, num_warps: int) -> None:
         """Each warp claims the next unit, and goes on with it if its tile is there."""
@@ -53,7 +61,11 @@ class Reduction:
             Warps(cta, FIRST_MATH_WARP, NUM_MATH_WARPS, since_us, units_each)
         )
         self._after_sum[slot] = then
-        self.partial_ready(slot, since_us + FLAGS_US)
+        self._partial_ready(slot, since_us + FLAGS_US)
+
+    def publish(self, tile: Tile, ready_us: float) -> None:
+        """Tells the owner of a tile when a partial of it is in place."""
+        self._reductions[tile.owner]._partial_ready(tile.slot, ready_us)
 
     def _claim(self, now: float, group: list[Warps]) -> None:
         begun: dict[int, list[Warps]] = {}
@@ -82,8 +94,7 @@ class Reduction:
         tiles = self._tile_of_slot
         return self._rank.tiles[tiles[slot]].num_units if slot < len(tiles) else 0
 
-    def partial_ready(self, slot: int, ready_us: float) -> None:
-        """One partial of a tile will be here at this time."""
+    def _partial_ready(self, slot: int, ready_us: float) -> None:
         self._num_partials[slot] += 1
         self._ready_us[slot] = max(self._ready_us[slot], ready_us)
         if self._num_partials[slot] == self._num_sources:
