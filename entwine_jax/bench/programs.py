@@ -63,22 +63,22 @@ def make_inputs(mesh: Mesh, op: TimedOp, shape: Shape, dtype: jnp.dtype, seed: i
     not overflow.
     """
     x_key, *weight_keys = jax.random.split(jax.random.key(seed), 1 + NUM_WEIGHTS)
-    w_shape = op.w_shape(shape)
+    x_shape, w_shape = op.x_shape(shape), op.w_shape(shape)
+    x = drawer(mesh, op.x_spec, x_shape, dtype)(x_key)
+    same_x = op.whole_x_spec == op.x_spec
+    whole_x = x if same_x else drawer(mesh, op.whole_x_spec, x_shape, dtype)(x_key)
+    draw_w = drawer(mesh, op.w_spec, w_shape, dtype, scale=w_shape[0] ** -0.5)
+    return Inputs(x, whole_x, tuple(map(draw_w, weight_keys)))
 
-    def draw(key, size, scale):
-        return (jax.random.normal(key, size, jnp.float32) * scale).astype(dtype)
 
-    def x_with(spec):
-        sharding = NamedSharding(mesh, spec)
-        return jax.jit(lambda key: draw(key, op.x_shape(shape), 1.0), out_shardings=sharding)
-
-    x = x_with(op.x_spec)(x_key)
-    whole_x = x if op.whole_x_spec == op.x_spec else x_with(op.whole_x_spec)(x_key)
-    draw_w = jax.jit(
-        lambda key: draw(key, w_shape, w_shape[0] ** -0.5),
-        out_shardings=NamedSharding(mesh, op.w_spec),
+def drawer(
+    mesh: Mesh, spec: P, shape: tuple[int, ...], dtype: jnp.dtype, scale: float = 1.0
+) -> Callable[[jax.Array], jax.Array]:
+    """Makes random arrays of keys, of this standard deviation, on the devices that need them."""
+    return jax.jit(
+        lambda key: (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype),
+        out_shardings=NamedSharding(mesh, spec),
     )
-    return Inputs(x, whole_x, tuple(draw_w(key) for key in weight_keys))
 
 
 def once(program: Program) -> Callable[[jax.Array, jax.Array], jax.Array]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
 
 from entwine_jax.bench import programs, timing
 from entwine_jax.bench.ops import AXIS, Call, matmul
@@ -57,16 +57,10 @@ class JaxProbes:
         return statistics.median(timer.fused_us(problem, schedule) for _ in range(NUM_ROUNDS))
 
     def _call_us(self, call: Call, x_shape: tuple, w_shape: tuple, w_spec: P) -> float:
-        def draw(key, shape, spec):
-            sharding = NamedSharding(self._mesh, spec)
-            values = jax.jit(
-                lambda key: jax.random.normal(key, shape, jnp.bfloat16), out_shardings=sharding
-            )
-            return values(key)
-
         x_key, *keys = jax.random.split(jax.random.key(0), 1 + programs.NUM_WEIGHTS)
-        x = draw(x_key, x_shape, P())
-        weights = tuple(draw(key, w_shape, w_spec) for key in keys)
+        dtype = jnp.dtype(jnp.bfloat16)
+        x = programs.drawer(self._mesh, P(), x_shape, dtype)(x_key)
+        weights = tuple(map(programs.drawer(self._mesh, w_spec, w_shape, dtype), keys))
         program = programs.Program(self._mesh, call, (P(), w_spec))
         # A short run tells how many calls a long one takes.
         few = programs.repeated(program, programs.NUM_WEIGHTS)
