@@ -1,8 +1,10 @@
 // The Python module entwine_jax._ffi: names -> functions and handlers, nothing else.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "cuda_bindings.h"
 #include "kernels/tile_order.cuh"
@@ -19,21 +21,17 @@ NB_MODULE(_ffi, m) {
       [](int tile_idx, int num_tiles_m, int num_tiles_n, int raster) {
         const auto at = entwine::tile_coordinates(
             tile_idx, entwine::make_raster(num_tiles_m, num_tiles_n, raster));
-        return nb::make_tuple(at.tile_m_idx, at.tile_n_idx);
+        return std::tuple(at.tile_m_idx, at.tile_n_idx);
       },
-      nb::arg("tile_idx"), nb::arg("num_tiles_m"), nb::arg("num_tiles_n"), nb::arg("raster"),
-      nb::sig("def tile_coordinates(tile_idx: int, num_tiles_m: int, num_tiles_n: int, "
-              "raster: int) -> tuple[int, int]"));
+      nb::arg("tile_idx"), nb::arg("num_tiles_m"), nb::arg("num_tiles_n"), nb::arg("raster"));
   m.def(
       "tile_item",
       [](int item_idx, int num_tiles, int narrow_tail) {
         const auto item =
             entwine::tile_item(item_idx, entwine::split_tiles(num_tiles, narrow_tail));
-        return nb::make_tuple(item.tile_idx, item.half, item.narrow);
+        return std::tuple(item.tile_idx, item.half, item.narrow);
       },
       nb::arg("item_idx"), nb::arg("num_tiles"), nb::arg("narrow_tail"),
-      nb::sig("def tile_item(item_idx: int, num_tiles: int, narrow_tail: int) "
-              "-> tuple[int, int, bool]"),
       "(tile_idx, half, whether it is but a half)");
   m.def(
       "reducescatter_turn",
@@ -41,13 +39,10 @@ NB_MODULE(_ffi, m) {
         const auto turn = entwine::reducescatter_turn(
             item_idx, items_per_owner, entwine::make_divisor(num_ranks),
             entwine::make_divisor(std::max(num_ranks - 1, 1)), rank, own_last);
-        return nb::make_tuple(turn.owner, turn.item_idx);
+        return std::tuple(turn.owner, turn.item_idx);
       },
       nb::arg("item_idx"), nb::arg("items_per_owner"), nb::arg("num_ranks"), nb::arg("rank"),
-      nb::arg("own_last"),
-      nb::sig("def reducescatter_turn(item_idx: int, items_per_owner: int, num_ranks: int, "
-              "rank: int, own_last: int) -> tuple[int, int]"),
-      "(owner, position among the owner's items)");
+      nb::arg("own_last"), "(owner, position among the owner's items)");
   m.def(
       "tile_owner",
       [](int tile_idx, int num_ranks) {
@@ -71,13 +66,10 @@ NB_MODULE(_ffi, m) {
                                                     num_tiles_n, raster, num_ranks, tile_m);
         const auto p =
             entwine::reducescatter_place(tile_idx % num_ranks, tile_idx / num_ranks, order);
-        return nb::make_tuple(p.owner, p.slot, p.x_row, p.output_row, p.rows, p.tile_n_idx);
+        return std::tuple(p.owner, p.slot, p.x_row, p.output_row, p.rows, p.tile_n_idx);
       },
       nb::arg("tile_idx"), nb::arg("num_tiles_n"), nb::arg("raster"), nb::arg("num_ranks"),
       nb::arg("num_batches"), nb::arg("block_rows"), nb::arg("tile_m"),
-      nb::sig("def reducescatter_place(tile_idx: int, num_tiles_n: int, raster: int, "
-              "num_ranks: int, num_batches: int, block_rows: int, tile_m: int) "
-              "-> tuple[int, int, int, int, int, int]"),
       "(owner, slot, row of x, row of y, valid rows, tile_n_idx)");
   m.def(
       "allgather_place",
@@ -86,14 +78,10 @@ NB_MODULE(_ffi, m) {
         const auto order = entwine::make_tile_order({num_batches, block_rows, block_rows},
                                                     num_tiles_n, raster, num_ranks, tile_m);
         const auto p = entwine::allgather_place(tile_idx, order, rank);
-        return nb::make_tuple(p.source, p.tile_row, p.shard_row, p.output_row, p.rows,
-                              p.tile_n_idx);
+        return std::tuple(p.source, p.tile_row, p.shard_row, p.output_row, p.rows, p.tile_n_idx);
       },
       nb::arg("tile_idx"), nb::arg("num_tiles_n"), nb::arg("raster"), nb::arg("num_ranks"),
       nb::arg("rank"), nb::arg("num_batches"), nb::arg("block_rows"), nb::arg("tile_m"),
-      nb::sig("def allgather_place(tile_idx: int, num_tiles_n: int, raster: int, num_ranks: int, "
-              "rank: int, num_batches: int, block_rows: int, tile_m: int) "
-              "-> tuple[int, int, int, int, int, int]"),
       "(source, tile row, row of the shard, row of y, valid rows, tile_n_idx)");
 
   m.def(
