@@ -60,17 +60,16 @@ NB_MODULE(_ffi, m) {
         nb::arg("rank"));
   m.def(
       "reducescatter_place",
-      [](int tile_idx, int num_tiles_n, int raster, int num_ranks, int num_batches, int block_rows,
-         int tile_m) {
+      [](int owner, int slot, int num_tiles_n, int raster, int num_ranks, int num_batches,
+         int block_rows, int tile_m) {
         const auto order = entwine::make_tile_order({num_batches, block_rows, block_rows},
                                                     num_tiles_n, raster, num_ranks, tile_m);
-        const auto p =
-            entwine::reducescatter_place(tile_idx % num_ranks, tile_idx / num_ranks, order);
-        return std::tuple(p.owner, p.slot, p.x_row, p.output_row, p.rows, p.tile_n_idx);
+        const auto p = entwine::reducescatter_place(owner, slot, order);
+        return std::tuple(p.x_row, p.output_row, p.rows, p.tile_n_idx);
       },
-      nb::arg("tile_idx"), nb::arg("num_tiles_n"), nb::arg("raster"), nb::arg("num_ranks"),
-      nb::arg("num_batches"), nb::arg("block_rows"), nb::arg("tile_m"),
-      "(owner, slot, row of x, row of y, valid rows, tile_n_idx)");
+      nb::arg("owner"), nb::arg("slot"), nb::arg("num_tiles_n"), nb::arg("raster"),
+      nb::arg("num_ranks"), nb::arg("num_batches"), nb::arg("block_rows"), nb::arg("tile_m"),
+      "(row of x, row of y, valid rows, tile_n_idx)");
   m.def(
       "allgather_place",
       [](int tile_idx, int num_tiles_n, int raster, int num_ranks, int rank, int num_batches,

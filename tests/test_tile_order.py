@@ -121,8 +121,9 @@ def num_block_tiles(num_tiles_n, raster, num_ranks, num_batches, block_rows, til
     return num_ranks * num_batches * -(-block_rows // tile_m) * num_tiles_n
 
 
-def reducescatter_places(*case):
-    return [tile_order.reducescatter_place(i, *case) for i in range(num_block_tiles(*case))]
+def reducescatter_places(owner, *case):
+    num_slots = num_block_tiles(*case) // case[2]
+    return [tile_order.reducescatter_place(owner, slot, *case) for slot in range(num_slots)]
 
 
 def allgather_places(rank, *case):
@@ -149,26 +150,15 @@ def every_row(num_rows, num_tiles_n):
 @pytest.mark.parametrize("case", BLOCKS)
 def test_reducescatter_tiles_cover_every_row_once(case):
     num_tiles_n, _, num_ranks, num_batches, block_rows, tile_m = case
-    places = reducescatter_places(*case)
     shard_rows = num_batches * block_rows
-    x_rows = every_row(num_ranks * shard_rows, num_tiles_n)
-    assert covered(places, lambda place: place.x_row) == x_rows
-    for rank in range(num_ranks):
-        owned = [place for place in places if place.owner == rank]
-        assert [place.slot for place in owned] == list(range(len(places) // num_ranks))
+    for owner in range(num_ranks):
+        places = reducescatter_places(owner, *case)
         y_rows = every_row(shard_rows, num_tiles_n)
-        assert covered(owned, lambda place: place.y_row) == y_rows
-    for place in places:
-        batch, row = divmod(place.y_row, block_rows)
-        assert place.x_row == (batch * num_ranks + place.owner) * block_rows + row
-        assert 1 <= place.rows <= tile_m
-
-
-@pytest.mark.parametrize("case", BLOCKS)
-def test_reducescatter_owners_take_turns(case):
-    num_ranks = case[2]
-    owners = [place.owner for place in reducescatter_places(*case)]
-    assert owners == [i % num_ranks for i in range(len(owners))]
+        assert covered(places, lambda place: place.y_row) == y_rows
+        for place in places:
+            batch, row = divmod(place.y_row, block_rows)
+            assert place.x_row == (batch * num_ranks + owner) * block_rows + row
+            assert 1 <= place.rows <= tile_m
 
 
 @pytest.mark.parametrize("case", BLOCKS)
@@ -203,9 +193,10 @@ def test_allgather_visits_its_own_rows_first_then_all_others_in_turn(case):
 
 @pytest.mark.parametrize("case", BLOCKS)
 def test_compiled_reducescatter_places_are_equal(compiled, case):
-    places = reducescatter_places(*case)
-    found = [tuple(compiled.reducescatter_place(i, *case)) for i in range(len(places))]
-    assert found == places
+    for owner in range(case[2]):
+        places = reducescatter_places(owner, *case)
+        slots = range(len(places))
+        assert places == [compiled.reducescatter_place(owner, slot, *case) for slot in slots]
 
 
 @pytest.mark.parametrize("case", BLOCKS)

@@ -99,16 +99,12 @@ class ReduceScatterPlace(NamedTuple):
     """Where a tile of the reduce-scatter stands; rows are counted in elements.
 
     Attributes:
-        owner: the rank whose block of the result the tile belongs to.
-        slot: position of the tile among those of its owner.
         x_row: its first row in x [num_batches * num_ranks * block_rows, k].
         y_row: its first row in the owner's y [num_batches * block_rows, n].
         rows: how many rows it covers, at most tile_m.
         tile_n_idx: its column, counted in tiles.
     """
 
-    owner: int
-    slot: int
     x_row: int
     y_row: int
     rows: int
@@ -136,7 +132,8 @@ class AllGatherPlace(NamedTuple):
 
 
 def reducescatter_place(
-    tile_idx: int,
+    owner: int,
+    slot: int,
     num_tiles_n: int,
     raster: int,
     num_ranks: int,
@@ -144,17 +141,12 @@ def reducescatter_place(
     block_rows: int,
     tile_m: int,
 ) -> ReduceScatterPlace:
-    """The tile that every rank visits at position `tile_idx`.
-
-    Owners take turns as in the AllReduce; each owner's tiles are visited by bands of tile rows of
-    its own blocks.
-    """
-    owner, slot = tile_owner(tile_idx, num_ranks), tile_slot(tile_idx, num_ranks)
+    """The tile at position `slot` of those that `owner` sums, by bands of its own tile rows."""
     num_tiles_m = num_batches * _tiles_per_block(block_rows, tile_m)
     tile_m_idx, tile_n_idx = tile_coordinates(slot, num_tiles_m, num_tiles_n, raster)
     batch, row, rows = _rows_of(tile_m_idx, block_rows, tile_m)
     x_row = (batch * num_ranks + owner) * block_rows + row
-    return ReduceScatterPlace(owner, slot, x_row, batch * block_rows + row, rows, tile_n_idx)
+    return ReduceScatterPlace(x_row, batch * block_rows + row, rows, tile_n_idx)
 
 
 def allgather_place(

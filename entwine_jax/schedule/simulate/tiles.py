@@ -12,7 +12,6 @@ from entwine_jax.schedule.tile_order import (
     TileItem,
     allgather_place,
     num_items,
-    owned_tile,
     reducescatter_place,
     reducescatter_turn,
     tile_coordinates,
@@ -48,7 +47,8 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
             rows = min(tile_m, block_rows - tile_m_idx * tile_m)
         elif problem.op == REDUCESCATTER:
             place = reducescatter_place(
-                owned_tile(item.tile_idx, num_ranks, owner),
+                owner,
+                item.tile_idx,
                 num_tiles_n,
                 raster,
                 num_ranks,
