@@ -254,13 +254,12 @@ def _check_memory(ffi: ModuleType, gpus: list[dict]) -> Check:
     held = {gpu["ordinal"]: 0 for gpu in gpus}
     for row in ffi.workspace_report():
         held[row["device"]] += row["slot_bytes"]
-    wanted = {ordinal: max(limit - slots, 0) for ordinal, slots in held.items()}
     least_free = min(gpu["free_bytes"] for gpu in gpus)
     held_mib, limit_mib, free_mib = (n >> 20 for n in (max(held.values()), limit, least_free))
     return Check(
         "workspace",
         f"{held_mib} of {limit_mib} MiB a GPU allocated, {free_mib} MiB free",
-        all(gpu["free_bytes"] >= wanted[gpu["ordinal"]] for gpu in gpus),
+        all(gpu["free_bytes"] + held[gpu["ordinal"]] >= limit for gpu in gpus),
         "Lower ENTWINE_JAX_WORKSPACE_MIB, or XLA_CLIENT_MEM_FRACTION (JAX's own share).",
         of_memory=True,
     )
