@@ -153,7 +153,8 @@ def _check_library() -> Iterator[Check]:
             rebuild,
         )
         return
-    others = [name for name in _targets(ffi) if not name.endswith(f".v{CALL_VERSION}")]
+    targets = ffi.registrations() if info["cuda"] else ()
+    others = [name for name in targets if not name.endswith(f".v{CALL_VERSION}")]
     if others:
         found = f"entwine_jax._ffi has the calls {', '.join(others)}, the package v{CALL_VERSION}"
         yield Check(topic, found, False, rebuild)
@@ -170,11 +171,6 @@ def _check_library() -> Iterator[Check]:
         f"Install the CUDA toolkit (nvcc 12.8 or newer) and nvidia-cutlass, then build it {build}"
     )
     yield Check(topic, found, info["cuda"], remedy)
-
-
-def _targets(ffi: ModuleType) -> list[str]:
-    """The names of the library's custom calls."""
-    return list(ffi.registrations()) if ffi.build_info()["cuda"] else []
 
 
 def _find_devices() -> tuple[list[Any], Check]:
