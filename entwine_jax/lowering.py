@@ -104,7 +104,7 @@ def _lower_for_cuda(ctx, x, *ws, op, lax_rule, **params):
     x_shape, w_shape = (aval.shape for aval in ctx.avals_in[:2])
     if isinstance(call, str):
         tell_of_lax(op, x_shape, w_shape, params["schedule"], call)
-        if not runtime.sees_gpus() and call == runtime.why_unavailable(params["num_ranks"]):
+        if not runtime.sees_gpus() and call == runtime.why_unavailable():
             _warn_once("host", f"what is lowered for CUDA here runs as plain lax anywhere: {call}")
         return lax_rule(ctx, x, w, *other_ws, **params)
     _log.info("%s %s @ %s runs fused: %s (%s)", op, x_shape, w_shape, call.schedule, call.reason)
