@@ -39,7 +39,7 @@ class Configuration:
             value, kind = getattr(self, field.name), type(field.default)
             # An int is a float too, but a bool is neither.
             accepted = (int, float) if kind is float else kind
-            if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
                 raise TypeError(
                     f"{field.name} must be of type {kind.__name__}, but it is {value!r}."
                 )
