@@ -6,7 +6,7 @@ from itertools import groupby
 from entwine_jax.schedule.cost_model import Prediction, predict
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.select import Decision
-from entwine_jax.schedule.table import EMPTY, Table
+from entwine_jax.schedule.table import Table
 
 NUM_NEXT_BEST = 3
 
@@ -21,7 +21,7 @@ class Explanation:
     problem: Problem
     bound_us: float
     decision: Decision
-    table: Table = EMPTY
+    table: Table
 
     @property
     def chosen(self) -> Prediction:
