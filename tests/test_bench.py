@@ -22,7 +22,7 @@ from entwine_jax.schedule import H200, Problem, Schedule
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER
 from entwine_jax.schedule.simulate import simulate
 from entwine_jax.schedule.timeline import together_us
-from entwine_jax.trace.record import Measured
+from entwine_jax.trace.record import TracedCall
 
 SHAPES = "16,64,256;40,24,128"
 SMALL = Shape(8, 8, 32)
@@ -378,7 +378,7 @@ def test_prediction_error_is_printed_and_kept(tmp_path):
 def test_where_the_time_goes_is_that_of_the_rank_that_began_last(monkeypatch):
     problem = Problem(m=2048, n=2048, k=2048, num_ranks=2)
     simulated = simulate(problem, Schedule(), start_us=[0.0, 100.0])
-    monkeypatch.setattr(breakdown, "record", lambda *_: Measured(simulated.events, 1.0))
+    monkeypatch.setattr(breakdown, "record", lambda *_: TracedCall(simulated.events, 1.0))
     assert breakdown.trace_breakdown(problem, Schedule()) is None  # no GPUs here
     monkeypatch.setattr(breakdown.runtime, "why_unavailable", lambda _: None)
     parts = breakdown.trace_breakdown(problem, Schedule())

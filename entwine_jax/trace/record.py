@@ -27,7 +27,7 @@ class CannotTraceError(RuntimeError):
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class TracedCall:
     """One traced call.
 
     Attributes:
@@ -39,7 +39,7 @@ class Measured:
     call_us: float
 
 
-def record(problem: Problem, schedule: Schedule) -> Measured:
+def record(problem: Problem, schedule: Schedule) -> TracedCall:
     """Verifies a call, times some and traces several, of which it keeps that of median length.
 
     Raises:
@@ -61,7 +61,7 @@ def record(problem: Problem, schedule: Schedule) -> Measured:
         num_traced_calls=NUM_TRACED_CALLS,
     )
     calls = sorted(map(decode, result["events"]), key=together_us)
-    return Measured(calls[len(calls) // 2], result["microseconds"])
+    return TracedCall(calls[len(calls) // 2], result["microseconds"])
 
 
 def agreement(measured_events: np.ndarray, simulated: Simulation) -> float:
