@@ -157,17 +157,10 @@ auto* make_handler(Binding&& binding, Function function) {
   }
 }
 
-template <bool kInGraphs>
-XLA_FFI_Error* execute_allreduce(XLA_FFI_CallFrame* frame) {
+template <auto kFunction, bool kInGraphs>
+XLA_FFI_Error* execute_reduction(XLA_FFI_CallFrame* frame) {
   static auto* handler =
-      make_handler<kInGraphs>(bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>(), allreduce);
-  return handler->Call(frame);
-}
-
-template <bool kInGraphs>
-XLA_FFI_Error* execute_reducescatter(XLA_FFI_CallFrame* frame) {
-  static auto* handler = make_handler<kInGraphs>(
-      bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>(), reducescatter);
+      make_handler<kInGraphs>(bind_operands().Ret<ffi::AnyBuffer>().Attrs<Attributes>(), kFunction);
   return handler->Call(frame);
 }
 
@@ -181,11 +174,11 @@ XLA_FFI_Error* execute_allgather(XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 const std::array<Target, 6> kTargets{{
-    {"entwine_jax.matmul_allreduce.v4", execute_allreduce<false>},
-    {"entwine_jax.matmul_reducescatter.v4", execute_reducescatter<false>},
+    {"entwine_jax.matmul_allreduce.v4", execute_reduction<allreduce, false>},
+    {"entwine_jax.matmul_reducescatter.v4", execute_reduction<reducescatter, false>},
     {"entwine_jax.allgather_matmul.v4", execute_allgather<false>},
-    {"entwine_jax.matmul_allreduce.in_graphs.v4", execute_allreduce<true>},
-    {"entwine_jax.matmul_reducescatter.in_graphs.v4", execute_reducescatter<true>},
+    {"entwine_jax.matmul_allreduce.in_graphs.v4", execute_reduction<allreduce, true>},
+    {"entwine_jax.matmul_reducescatter.in_graphs.v4", execute_reduction<reducescatter, true>},
     {"entwine_jax.allgather_matmul.in_graphs.v4", execute_allgather<true>},
 }};
 
