@@ -7,7 +7,7 @@ import pytest
 from exact import assert_as_exact_as
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from sharded import PRODUCTS, exact, gathering, make_mesh, scattering
+from sharded import IN_LAX, PRODUCTS, exact, make_mesh, scattering
 
 import entwine_jax
 from entwine_jax import Schedule, lowering, reference, selection
@@ -62,15 +62,18 @@ CASES = [
 
 
 @pytest.mark.parametrize("schedule", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize(("leading", "k_local", "n", "dimension"), CASES)
-def test_reducescatter_against_float64(leading, k_local, n, dimension, schedule):
+@pytest.mark.parametrize(("leading", "k", "n", "dimension"), CASES)
+@pytest.mark.parametrize(("kind", "target"), [("reducescatter", SCATTER), ("allgather", GATHER)])
+def test_against_float64(kind, target, leading, k, n, dimension, schedule):
+    """k and n are those of a rank."""
     mesh = make_mesh((num_gpus(),))
-    x, w = operands(leading, k_local * num_gpus(), n, seed=k_local)
+    sizes = (k * num_gpus(), n) if kind == "reducescatter" else (k, n * num_gpus())
+    x, w = operands(leading, *sizes, seed=k)
     options = {"x_ndim": x.ndim, "dimension": dimension}
-    f = jax.jit(scattering(mesh, schedule=schedule, **options))
-    assert target_calls(f, x, w)[SCATTER] == 1
+    f = jax.jit(PRODUCTS[kind](mesh, schedule=schedule, **options))
+    assert target_calls(f, x, w)[target] == 1
     y = f(x, w)
-    plain = jax.jit(scattering(mesh, op=reference.matmul_reducescatter, **options))(x, w)
+    plain = jax.jit(PRODUCTS[kind](mesh, op=IN_LAX[kind], **options))(x, w)
     assert_as_exact_as(y, plain, exact(x, w))
     for _ in range(3):
         np.testing.assert_array_equal(y, f(x, w))
@@ -97,21 +100,6 @@ def test_reducescatter_of_more_batches_than_the_workspace_holds():
     assert "rows_per_launch = 0 " not in text
     plain = jax.jit(scattering(mesh, op=reference.matmul_reducescatter, x_ndim=3, dimension=1))
     assert_as_exact_as(split(x, w), plain(x, w), exact(x, w))
-
-
-@pytest.mark.parametrize("schedule", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize(("leading", "k", "n_local", "dimension"), CASES)
-def test_allgather_against_float64(leading, k, n_local, dimension, schedule):
-    mesh = make_mesh((num_gpus(),))
-    x, w = operands(leading, k, n_local * num_gpus(), seed=k)
-    options = {"x_ndim": x.ndim, "dimension": dimension}
-    f = jax.jit(gathering(mesh, schedule=schedule, **options))
-    assert target_calls(f, x, w)[GATHER] == 1
-    y = f(x, w)
-    plain = jax.jit(gathering(mesh, op=reference.allgather_matmul, **options))(x, w)
-    assert_as_exact_as(y, plain, exact(x, w))
-    for _ in range(3):
-        np.testing.assert_array_equal(y, f(x, w))
 
 
 def test_gathered_x_and_several_weights():
