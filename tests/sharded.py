@@ -39,6 +39,11 @@ def make_mesh(shape=(4,), names=("tp",), axis_type=AxisType.Auto):
     )
 
 
+def num_gpus():
+    """GPUs that the tests on GPUs use."""
+    return min(len(jax.devices()), 4)
+
+
 def random_operands(m, k, n, dtype=np.float32, leading=(), seed=0):
     """x [..., m, k] and w [k, n], global."""
     rng = np.random.default_rng(seed)

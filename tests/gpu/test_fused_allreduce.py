@@ -8,7 +8,7 @@ from exact import assert_as_exact_as, assert_same_on_all_ranks
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded import exact, make_mesh, row_parallel
+from sharded import exact, make_mesh, num_gpus, row_parallel
 
 import entwine_jax
 from entwine_jax import Schedule, lowering
@@ -20,10 +20,6 @@ WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
 DEDICATED = Schedule(tile_n=256, num_comm_ctas=4, num_spare_warps=0)
 PARTS = Schedule(tile_n=128, split_k=2)
 SCHEDULES = (WIDE, NARROW, DEDICATED, PARTS)
-
-
-def num_gpus():
-    return min(len(jax.devices()), 4)
 
 
 def operands(mesh, m, n, k_local, dtype, seed, axis="tp"):

@@ -14,26 +14,17 @@ from jax import export, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from processes import in_a_process
-from sharded import PRODUCTS, exact, make_mesh, specs_of
+from sharded import IN_LAX, PRODUCTS, exact, make_mesh, num_gpus, specs_of
 
 import entwine_jax
-from entwine_jax import Schedule, lowering, reference
+from entwine_jax import Schedule, lowering
 from entwine_jax.schedule.problem import OPS
 
 pytestmark = pytest.mark.gpu
 
 WIDE, HALVES, NARROW = Schedule(), Schedule(narrow_tail=3), Schedule(tile_n=128)
 FUSED = ["allreduce", "reducescatter", "allgather"]
-IN_LAX = {
-    "allreduce": reference.matmul_allreduce,
-    "reducescatter": reference.matmul_reducescatter,
-    "allgather": reference.allgather_matmul,
-}
 every_fused_op = pytest.mark.parametrize("kind", FUSED)
-
-
-def num_gpus():
-    return min(len(jax.devices()), 4)
 
 
 def place(kind, x, w):

@@ -7,7 +7,7 @@ import pytest
 from exact import assert_as_exact_as
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from sharded import IN_LAX, PRODUCTS, exact, make_mesh, scattering
+from sharded import IN_LAX, PRODUCTS, exact, make_mesh, num_gpus, scattering
 
 import entwine_jax
 from entwine_jax import Schedule, lowering, reference, selection
@@ -31,10 +31,6 @@ def always_fused(monkeypatch):
         return select.decide(*args, override=override or WIDE, **kwargs)
 
     monkeypatch.setattr(selection, "decide", decide)
-
-
-def num_gpus():
-    return min(len(jax.devices()), 4)
 
 
 def operands(leading, k, n, dtype=jnp.bfloat16, seed=0):
