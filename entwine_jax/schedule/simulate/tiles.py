@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from entwine_jax.schedule.layout import ceil_div, last_items, num_tiles
-from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem
+from entwine_jax.schedule.problem import ALLGATHER, REDUCESCATTER, Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.simulate.rank import Tile
 from entwine_jax.schedule.simulate.rates import PANEL_COLUMNS, UNIT_BYTES, mainloop_us, spread_us
@@ -14,7 +14,6 @@ from entwine_jax.schedule.tile_order import (
     num_items,
     reducescatter_place,
     reducescatter_turn,
-    tile_coordinates,
     tile_item,
     tile_owner,
     tile_slot,
@@ -23,10 +22,9 @@ from entwine_jax.schedule.tile_order import (
 
 def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
     """The tiles and half tiles of one rank, by parts of k, in the order in which it visits them."""
-    tile_m, tile_n, raster = schedule.tile_m, schedule.tile_n, schedule.raster
-    num_ranks, num_batches, block_rows = problem.num_ranks, problem.num_batches, problem.block_rows
-    num_tiles_n = ceil_div(problem.n_local, tile_n)
-    num_tiles_m = problem.num_blocks * ceil_div(block_rows, tile_m)
+    tile_m, tile_n, num_ranks = schedule.tile_m, schedule.tile_n, problem.num_ranks
+    order = ceil_div(problem.n_local, tile_n), schedule.raster, num_ranks
+    blocks = problem.num_batches, problem.block_rows, tile_m
     times = {
         narrow: (mainloop_us(problem, shape), spread_us(problem, shape))
         for narrow, shape in (
@@ -42,31 +40,16 @@ def tiles_of(problem: Problem, schedule: Schedule, rank: int) -> list[Tile]:
         owner, slot, item = items[idx]
         is_last_part = k_part == schedule.split_k - 1 and problem.op != ALLGATHER
         source = tile_row = 0
-        if problem.op == ALLREDUCE:
-            tile_m_idx, column = tile_coordinates(item.tile_idx, num_tiles_m, num_tiles_n, raster)
-            rows = min(tile_m, block_rows - tile_m_idx * tile_m)
-        elif problem.op == REDUCESCATTER:
-            place = reducescatter_place(
-                owner,
-                item.tile_idx,
-                num_tiles_n,
-                raster,
-                num_ranks,
-                num_batches,
-                block_rows,
-                tile_m,
-            )
-            rows, column = place.rows, place.tile_n_idx
-        else:
-            place = allgather_place(
-                item.tile_idx, num_tiles_n, raster, num_ranks, rank, num_batches, block_rows, tile_m
-            )
-            rows, column = place.rows, place.tile_n_idx
+        if problem.op == ALLGATHER:
+            place = allgather_place(item.tile_idx, *order, rank, *blocks)
             source, tile_row = place.source, place.tile_row
+        else:
+            # The tiles of the AllReduce lie as those of an owner that has all rows.
+            place = reducescatter_place(owner, item.tile_idx, *order, *blocks)
         width = 128 if item.narrow else tile_n
-        first_column = column * tile_n + item.half * width
+        first_column = place.tile_n_idx * tile_n + item.half * width
         columns = max(min(width, problem.n_local - first_column), 0)
-        row_bytes = rows * problem.item_bytes
+        row_bytes = place.rows * problem.item_bytes
         tile_us, tile_spread_us = times[item.narrow]
         tiles.append(
             Tile(
