@@ -116,27 +116,17 @@ def _cheapest(
     ranked: tuple[Prediction, ...],
     rejected: tuple[Rejection, ...],
 ) -> tuple[Schedule, str]:
-    why_lax = _why_lax(problem, lax, ranked, rejected)
-    if why_lax is not None:
-        return Schedule(fused=False), why_lax
-    gain = lax.total_us / ranked[0].total_us
-    reason = f"cheapest of {len(ranked)} by the cost model, predicted {gain:.2f}x as fast as lax"
-    return ranked[0].schedule, reason
-
-
-def _why_lax(
-    problem: Problem,
-    lax: Prediction,
-    ranked: tuple[Prediction, ...],
-    rejected: tuple[Rejection, ...],
-) -> str | None:
     if not ranked:
-        return rejected[0].reason
+        return Schedule(fused=False), rejected[0].reason
+    best = ranked[0]
     if problem.m < FEWEST_ROWS:
-        return f"m = {problem.m}: fewer than {FEWEST_ROWS} rows are bound by reading the weights"
-    if ranked[0].total_us > (1 - MARGIN) * lax.total_us:
-        return (
-            f"the fused kernel is predicted to take {ranked[0].total_us:.1f} us, lax "
+        reason = f"m = {problem.m}: fewer than {FEWEST_ROWS} rows are bound by reading the weights"
+    elif best.total_us > (1 - MARGIN) * lax.total_us:
+        reason = (
+            f"the fused kernel is predicted to take {best.total_us:.1f} us, lax "
             f"{lax.total_us:.1f} us: not {MARGIN:.0%} faster"
         )
-    return None
+    else:
+        gain = f"predicted {lax.total_us / best.total_us:.2f}x as fast as lax"
+        return best.schedule, f"cheapest of {len(ranked)} by the cost model, {gain}"
+    return Schedule(fused=False), reason
