@@ -1,34 +1,20 @@
 """Where the time of a call goes: one call of the instrumented kernel."""
 
 import logging
-from typing import NamedTuple
 
 from entwine_jax import runtime
 from entwine_jax.schedule import Problem, Schedule
-from entwine_jax.schedule.timeline import summarize
+from entwine_jax.schedule.timeline import RankSummary, summarize
 from entwine_jax.trace.record import TRACED_DTYPE, record
 
 _log = logging.getLogger("entwine_jax")
 
 
-class Breakdown(NamedTuple):
-    """Times of one traced call in us, on the rank that began last: the others waited for it.
+def trace_breakdown(problem: Problem, schedule: Schedule) -> RankSummary | None:
+    """Traces one call, and sums up the rank that began last: the others waited for it.
 
-    Attributes:
-        matmul_us: what the busiest CTA spent multiplying and writing tiles.
-        exposed_us: the rest of the call, which no matmul hides.
-        drain_us: the part of it behind the last tile.
-    """
-
-    matmul_us: float
-    exposed_us: float
-    drain_us: float
-
-
-def trace_breakdown(problem: Problem, schedule: Schedule) -> Breakdown | None:
-    """Traces one call; None where nothing can be traced: plain lax, another dtype, no GPUs.
-
-    None too where the trace failed, with a warning: what was timed before it is not thrown away.
+    None where nothing can be traced: plain lax, another dtype, no GPUs; and, with a warning, where
+    the trace failed: what was timed before it is not thrown away.
 
     Raises:
         WrongResultError: the kernel gave wrong results.
@@ -42,5 +28,4 @@ def trace_breakdown(problem: Problem, schedule: Schedule) -> Breakdown | None:
     except (RuntimeError, ValueError) as error:
         _log.warning("%s was not traced: %s", problem, error)
         return None
-    last = min(summarize(events), key=lambda rank: rank.total_us)
-    return Breakdown(last.matmul_us, last.exposed_us, last.drain_us)
+    return min(summarize(events), key=lambda rank: rank.total_us)
