@@ -26,13 +26,13 @@ _ALONE: dict[str, tuple[Call, P]] = {
 
 
 class JaxProbes:
-    """The probes of `tune.profile` on the first GPUs."""
+    """Times of one call in us, on the first GPUs, with all of them at work at once."""
 
     def __init__(self, num_ranks: int) -> None:
         self._mesh = programs.make_mesh(num_ranks)
 
     def matmul_us(self, m: int, n: int, k: int) -> float:
-        """Of x [m, k] @ w [k, n] in bfloat16 on every GPU; four weights take turns."""
+        """Of x [m, k] @ w [k, n] in bfloat16 on every GPU, with cold weights: four take turns."""
         return self._call_us(matmul, (m, k), (k, n), P())
 
     def collective_us(self, op: str, m: int, n: int) -> float:

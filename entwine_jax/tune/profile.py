@@ -13,7 +13,7 @@ flag_latency_us and launch_us cannot be told apart from outside a kernel; they s
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from entwine_jax.schedule.hardware import (
     BYTES_PER_US_AT_1_GB_S,
@@ -24,6 +24,7 @@ from entwine_jax.schedule.hardware import (
 )
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER, Problem, ring_steps
 from entwine_jax.schedule.schedule import TILE_M, TILE_WIDTHS, Schedule
+from entwine_jax.tune.probes import JaxProbes
 
 Profile = dict[str, float | Collective]
 
@@ -46,23 +47,11 @@ COLLECTIVES = {"allreduce": ALLREDUCE, "reducescatter": REDUCESCATTER, "allgathe
 NUM_STEPS = 4 + len(COLLECTIVES)
 
 
-class Probes(Protocol):
-    """Times of one call in us, with all ranks at work at once.
-
-    matmul_us: of x [m, k] @ w [k, n] in bfloat16 on every GPU, with cold weights.
-    copy_us: of so many bytes from every GPU to the next.
-    collective_us: of an op's collective alone, of bfloat16 [m, n] before or after it.
-    fused_us: of the fused kernel.
-    """
-
-    def matmul_us(self, m: int, n: int, k: int) -> float: ...
-    def copy_us(self, num_bytes: int) -> float: ...
-    def collective_us(self, op: str, m: int, n: int) -> float: ...
-    def fused_us(self, problem: Problem, schedule: Schedule) -> float: ...
-
-
 def measure_profile(
-    hardware: Hardware, num_ranks: int, probes: Probes, on_step: Callable[[], None] = lambda: None
+    hardware: Hardware,
+    num_ranks: int,
+    probes: JaxProbes,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Profile:
     """The measured fields of a `Hardware`, given the built-in one."""
     profile: Profile = {}

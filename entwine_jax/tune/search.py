@@ -7,7 +7,6 @@ which are all timed again in a run-off.
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from entwine_jax.schedule.candidates import tuning_candidates
 from entwine_jax.schedule.cost_model import predict
@@ -16,6 +15,7 @@ from entwine_jax.schedule.problem import Problem
 from entwine_jax.schedule.schedule import Schedule
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES, decide
 from entwine_jax.schedule.table import EMPTY, Key, Table
+from entwine_jax.tune.gpu import GpuTimer
 from entwine_jax.tune.record import LAX, Record
 
 # In the run-off: the choices, and the fastest beside them.
@@ -24,14 +24,6 @@ NUM_FINALISTS = 4
 # Rounds of the run-off for each round of all schedules. One is added: the median of an odd number
 # is a measured time.
 RUN_OFF = 8
-
-
-class Timer(Protocol):
-    """What times calls of a problem, in us, and checks the results of a schedule."""
-
-    def fused_us(self, problem: Problem, schedule: Schedule) -> float: ...
-    def lax_us(self, problem: Problem) -> float: ...
-    def verify(self, problem: Problem, schedule: Schedule) -> None: ...
 
 
 def schedules_to_time(
@@ -54,7 +46,7 @@ def schedules_to_time(
 def time_problem(
     problem: Problem,
     table: Table,
-    timer: Timer,
+    timer: GpuTimer,
     *,
     at_most: int | None,
     num_rounds: int,
