@@ -1,7 +1,5 @@
 #include "handlers/decode.h"
 
-#include <initializer_list>
-
 namespace entwine {
 namespace {
 
@@ -30,9 +28,9 @@ void require_shape(const char* name, const AnyBuffer& buffer, const AnyBuffer& x
   }
 }
 
-// Everything but the results. `m`: rows of the product.
+// Everything but the gathered x; the shape of y is not checked.
 Call decode_operands(Op op, const Attributes& attributes, const AnyBuffer& x, const AnyBuffer& w,
-                     int64_t ranks_in_rows) {
+                     AnyBuffer& y, int64_t ranks_in_rows) {
   const auto x_size = x.dimensions(), w_size = w.dimensions();
   if (x_size.size() != 2 || w_size.size() != 2) throw InvalidCall("x, w: must have 2 dimensions");
   const bool transposed = attributes.w_transposed != 0;
@@ -43,7 +41,7 @@ Call decode_operands(Op op, const Attributes& attributes, const AnyBuffer& x, co
           dtype_of(x),
           x.untyped_data(),
           w.untyped_data(),
-          nullptr,
+          y.untyped_data(),
           nullptr,
           x_size[0] * ranks_in_rows,
           n,
@@ -56,28 +54,25 @@ Call decode_operands(Op op, const Attributes& attributes, const AnyBuffer& x, co
 
 Call decode_allreduce(const Attributes& attributes, const AnyBuffer& x, const AnyBuffer& w,
                       AnyBuffer& y) {
-  Call call = decode_operands(Op::kAllReduce, attributes, x, w, 1);
+  const Call call = decode_operands(Op::kAllReduce, attributes, x, w, y, 1);
   require_shape("y", y, x, call.m, call.n);
-  call.output = y.untyped_data();
   return call;
 }
 
 Call decode_reducescatter(const Attributes& attributes, const AnyBuffer& x, const AnyBuffer& w,
                           AnyBuffer& y) {
-  Call call = decode_operands(Op::kReduceScatter, attributes, x, w, 1);
+  const Call call = decode_operands(Op::kReduceScatter, attributes, x, w, y, 1);
   if (call.m % attributes.group_size != 0) throw InvalidCall("x: the ranks must divide its rows");
   require_shape("y", y, x, call.m / attributes.group_size, call.n);
-  call.output = y.untyped_data();
   return call;
 }
 
 Call decode_allgather(const Attributes& attributes, const AnyBuffer& x, const AnyBuffer& w,
                       AnyBuffer& y, AnyBuffer& gathered) {
   if (attributes.group_size < 2) throw InvalidCall("group_size: must be at least 2");
-  Call call = decode_operands(Op::kAllGather, attributes, x, w, attributes.group_size);
+  Call call = decode_operands(Op::kAllGather, attributes, x, w, y, attributes.group_size);
   require_shape("y", y, x, call.m, call.n);
   require_shape("gathered", gathered, x, call.m, call.k);
-  call.output = y.untyped_data();
   call.gathered = gathered.untyped_data();
   return call;
 }
