@@ -13,7 +13,6 @@ namespace nb = nanobind;
 
 NB_MODULE(_ffi, m) {
   m.doc() = "Compiled part of entwine_jax.";
-  m.attr("__version__") = ENTWINE_VERSION;
 
   // The tile order, as the kernels have it.
   m.def(

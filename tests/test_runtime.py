@@ -19,9 +19,7 @@ def gpu(ordinal, **changes):
         "ordinal": ordinal,
         "name": "NVIDIA H200",
         "compute_capability": (9, 0),
-        "num_sms": 132,
         "free_bytes": 30 * GIB,
-        "total_bytes": 140 * GIB,
         "peer_access": [True, True],
         **changes,
     }

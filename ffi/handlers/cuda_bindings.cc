@@ -60,12 +60,10 @@ nb::list probe_devices(const std::vector<int>& ordinals) {
     device["ordinal"] = ordinal;
     device["name"] = std::string(properties.name);
     device["compute_capability"] = nb::make_tuple(properties.major, properties.minor);
-    device["num_sms"] = properties.multiProcessorCount;
     size_t free_bytes = 0, total_bytes = 0;
     const DeviceScope scope(ordinal);
     check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for a GPU's free memory");
     device["free_bytes"] = free_bytes;
-    device["total_bytes"] = total_bytes;
     device["peer_access"] = peer_access;
     devices.append(device);
   }
