@@ -37,10 +37,7 @@ class Timed:
     def __init__(self, problem: Problem) -> None:
         ffi = runtime.load_ffi()
         assert ffi is not None
-        num_ranks, devices, dtype, num_sms = _where(problem)
-        self._ranks = ffi.TimedRanks(
-            _on_a_rank(problem, Schedule()), num_ranks, devices, dtype, num_sms
-        )
+        self._ranks = ffi.TimedRanks(_on_a_rank(problem, Schedule()), *_where(problem))
 
     def call_us(self, schedule: Schedule, num_calls: int) -> float:
         """Time of one of `num_calls` calls that follow as many others, slowest rank, in us."""
