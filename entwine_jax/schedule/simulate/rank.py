@@ -40,9 +40,9 @@ class Tile:
     owner: int
     slot: int
     in_last_wave: bool
-    turn: int = 0
-    source: int = 0
-    tile_row: int = 0
+    turn: int
+    source: int
+    tile_row: int
 
 
 @dataclass
