@@ -167,7 +167,7 @@ def markers(num_ranks: int, topic: str = "ar") -> tuple[str, str]:
     return f"<!-- bench:{table}:begin -->", f"<!-- bench:{table}:end -->"
 
 
-def around_table(path: Path, num_ranks: int, topic: str = "ar") -> tuple[str, str]:
+def around_table(path: Path, num_ranks: int, topic: str) -> tuple[str, str]:
     """What a file holds up to the table of a topic and number of ranks, and from its end on.
 
     Raises:
@@ -181,7 +181,7 @@ def around_table(path: Path, num_ranks: int, topic: str = "ar") -> tuple[str, st
     return before + begin, end + after
 
 
-def rewrite_markdown(path: Path, table: str, num_ranks: int, topic: str = "ar") -> None:
+def rewrite_markdown(path: Path, table: str, num_ranks: int, topic: str) -> None:
     """Puts the table between the markers of its topic and number of ranks.
 
     Raises:
