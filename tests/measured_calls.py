@@ -1,7 +1,8 @@
 """Times of calls of the fused kernel on two H200s, against which simulator and model are held."""
 
-from entwine_jax.bench.cases import CORE
-from entwine_jax.schedule import Problem, Schedule
+from entwine_jax.bench.cases import CORE, Shape
+from entwine_jax.bench.ops import OPS
+from entwine_jax.schedule import Schedule
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, REDUCESCATTER
 
 WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
@@ -9,10 +10,7 @@ WIDE, NARROW = Schedule(tile_n=256), Schedule(tile_n=128)
 
 def suite_problem(op, shape, num_ranks):
     """As the benchmark shapes them: the all-gather has n and k the other way."""
-    m, n, k = shape
-    if op == ALLGATHER:
-        n, k = k, n
-    return Problem(op=op, m=m, n=n, k=k, num_ranks=num_ranks)
+    return OPS[op].problem(Shape(*shape), num_ranks)
 
 
 # us of one of many calls back to back, without JAX; in one run, at the clock of sustained work.
