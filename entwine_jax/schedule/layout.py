@@ -24,6 +24,11 @@ def num_tiles(problem: Problem, schedule: Schedule) -> int:
     return _num_tile_rows(problem, schedule) * _tiles_per_row(problem, schedule)
 
 
+def tiles_per_band(problem: Problem, schedule: Schedule) -> int:
+    """Tiles of `raster` rows of tiles, where a problem has that many."""
+    return schedule.raster * ceil_div(problem.n_local, schedule.tile_n)
+
+
 def last_wave(num_tiles: int, num_ctas: int) -> int:
     """Tiles of the last wave: as many as there are CTAs, or fewer."""
     return (num_tiles - 1) % num_ctas + 1

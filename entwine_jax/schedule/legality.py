@@ -6,7 +6,9 @@ from entwine_jax.schedule.layout import (
     NUM_PARITIES,
     needed_slot_bytes,
     num_pieces,
+    num_tiles,
     rows_per_launch,
+    tiles_per_band,
 )
 from entwine_jax.schedule.problem import ALLGATHER, Problem
 from entwine_jax.schedule.schedule import Schedule
@@ -17,8 +19,10 @@ MIN_RANKS, MAX_RANKS = 2, 8
 # Partials that a sum can have: parts of k of all ranks.
 MAX_SOURCES = 8
 
-# Of m, n and k of the product on one rank: ffi/launch/launch.cc has the same.
+# Of m, n and k of the product on one rank, and of the tiles of a band and of a rank's rows:
+# ffi/launch/launch.cc has the same. (The slots of the other ops bound their tiles further.)
 MAX_SIZE = 2**30
+MAX_TILES = MAX_SIZE // MAX_SOURCES
 
 # Rows of 16-bit numbers must start at multiples of 16 bytes for the tensor memory accelerator.
 ALIGNMENT = 8
@@ -64,6 +68,8 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
     if schedule.num_comm_ctas >= problem.hardware.num_sms:
         num_sms = problem.hardware.num_sms
         return f"num_comm_ctas = {schedule.num_comm_ctas}: must be under the {num_sms} SMs"
+    if tiles_per_band(problem, schedule) >= MAX_SIZE:
+        return f"raster = {schedule.raster}: a band must have fewer than {MAX_SIZE} tiles"
     if problem.op != ALLGATHER:
         if schedule.num_senders:
             return f"num_senders = {schedule.num_senders}: only the all-gather has senders"
@@ -80,6 +86,9 @@ def why_unfit(problem: Problem, schedule: Schedule) -> str | None:
         return f"split_k = {schedule.split_k}: the all-gather sums nothing"
     if schedule.rows_per_launch:
         return f"rows_per_launch = {schedule.rows_per_launch}: the all-gather is one launch"
+    tiles = num_tiles(problem, schedule) // problem.num_ranks
+    if tiles >= MAX_TILES:
+        return f"m = {problem.m}: {tiles} tiles of a rank, must be fewer than {MAX_TILES}"
     return None
 
 

@@ -60,7 +60,7 @@ class Verification {
     if (gathers(problem)) poison(rank, *operands.gathered[set], problem.m * problem.k);
   }
 
-  // Compares the results of a call on every rank, all of which have ended it.
+  // Compares the results of a call on every rank, in the order of the rank's own stream.
   void check_outputs(size_t problem_idx, int set) const {
     const VirtualProblem& problem = request_.problems[problem_idx];
     const int64_t rows_of_block = block_rows(problem, request_.num_ranks);

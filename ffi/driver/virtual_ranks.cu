@@ -134,13 +134,14 @@ class DriverOf : public Driver {
     for (int first = 0; first < request_.num_calls; first += lap) {
       const int last = std::min(first + lap, request_.num_calls);
       for (int call = first; call < last; call++) enqueue(call, true);
-      synchronize(ranks_);
-      for (int call = first; call < last; call++) {
+      // Each rank reads its outputs as soon as its own kernel has ended, the last one first: a kernel that
+      // ends before its peers have stored everything is found out.
+      for (int call = last - 1; call >= first; call--) {
         const auto [problem_idx, set] = turn_of(call);
         verification_->check_outputs(problem_idx, set);
       }
+      synchronize(ranks_);
     }
-    synchronize(ranks_);
     if (held != nullptr) held->check_still_held();
     return verification_->take_wrong();
   }

@@ -45,6 +45,18 @@ int num_devices() {
   return number;
 }
 
+// Whether a GPU can load, store and count in a peer's memory. Over PCIe it may not count.
+bool reaches(int ordinal, int peer) {
+  for (cudaDeviceP2PAttr attribute :
+       {cudaDevP2PAttrAccessSupported, cudaDevP2PAttrNativeAtomicSupported}) {
+    int supported = 0;
+    check_cuda(cudaDeviceGetP2PAttribute(&supported, attribute, ordinal, peer),
+               "asking for peer access");
+    if (supported == 0) return false;
+  }
+  return true;
+}
+
 nb::list probe_devices(const std::vector<int>& ordinals) {
   nb::list devices;
   for (int ordinal : ordinals) {
@@ -52,9 +64,7 @@ nb::list probe_devices(const std::vector<int>& ordinals) {
     check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking for a GPU's properties");
     nb::list peer_access;
     for (int peer : ordinals) {
-      int can = peer == ordinal;
-      if (!can) check_cuda(cudaDeviceCanAccessPeer(&can, ordinal, peer), "asking for peer access");
-      peer_access.append(can != 0);
+      peer_access.append(peer == ordinal || reaches(ordinal, peer));
     }
     nb::dict device;
     device["ordinal"] = ordinal;

@@ -198,3 +198,21 @@ def test_what_the_selector_takes_for_legal_is_launched(
     assert num_launches == sum(count for count, _ in launches(problem, schedule))
     assert num_rows == m // (1 if op == OPS[0] else num_ranks)
     assert right == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "is_legal"),
+    [
+        ((2, 2**28, 8, 1), Schedule(raster=1023), True),
+        ((2, 2**28, 8, 1), Schedule(raster=1024), False),  # tiles of a band
+        ((2**15, 2**20 - 128, 8, 2**14), Schedule(tile_n=128), True),
+        ((2**15, 2**20, 8, 2**14), Schedule(tile_n=128), False),  # tiles of a rank
+    ],
+)
+def test_the_largest_gathers_are_legal_where_they_are_launched(launch, sizes, schedule, is_legal):
+    m, n, k, num_batches = sizes
+    problem = Problem(op=OPS[2], m=m, n=2 * n, k=k, num_ranks=2, num_batches=num_batches)
+    assert isinstance(fit(problem, schedule, 256 << 20), Schedule) == is_legal
+    sizes = dict(zip(SIZES, sizes, strict=True))
+    kind, _ = launch(OPS[2], 2, 132, 256 << 20, sizes, schedule.as_attributes())
+    assert (kind == "launched") == is_legal
