@@ -170,6 +170,25 @@ def test_linear_transpose(kind):
     assert_trees_close((dx, dw), (y @ w.T, x.T @ y))
 
 
+# Operands of a jvp in which it is linear, as positions in (x, w, x_dot, w_dot).
+@pytest.mark.parametrize("argnums", [(0, 1), (0, 2), (1, 3), (2, 3)], ids=str)
+@KIND
+def test_linear_transpose_of_a_jvp(argnums, kind):
+    operands = [v for seed in (0, 1) for v in random_operands(m=8, k=16, n=12, seed=seed)]
+
+    def transposed(product):
+        def tangent(*chosen):
+            x, w, x_dot, w_dot = (
+                chosen[argnums.index(i)] if i in argnums else v for i, v in enumerate(operands)
+            )
+            return jax.jvp(product, (x, w), (x_dot, w_dot))[1]
+
+        transpose = jax.linear_transpose(tangent, *(operands[i] for i in argnums))
+        return transpose(operands[0] @ operands[1])
+
+    assert_trees_close(transposed(jax.jit(PRODUCTS[kind](make_mesh()))), transposed(jnp.matmul))
+
+
 @KIND
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_gradients_keep_the_dtype(dtype, kind):

@@ -126,11 +126,21 @@ def _jvp_of_tangent(primals, tangents, **params):
     return y_dot, functools.reduce(ad.add_jaxvals, [term for term in terms if term is not None])
 
 
-def _transpose_tangent(ct, x, w, x_dot, w_dot, **params):
+def _transpose_tangent(ct, *operands, **params):
+    # Linear in one operand of each term: x_dot and w_dot in all that `_jvp_of_tangent` makes, any
+    # two where a user transposes a function that has a jvp inside.
+    linear = [i for i, v in enumerate(operands) if ad.is_undefined_primal(v)]
     if primitive.is_zero(ct):
-        return None, None, ad.Zero(x_dot.aval), ad.Zero(w_dot.aval)
-    dx, gathered = allgather_matmul_p.bind(ct, w, **primitive.of_transpose(params))
-    return None, None, dx, primitive.weight_cotangent(x, gathered, **params)
+        cotangents = {i: ad.Zero(operands[i].aval) for i in linear}
+    else:
+        factors = operands[::-1]  # x meets w_dot, w meets x_dot
+        xs, ws = [i for i in linear if i in (0, 2)], [i for i in linear if i in (1, 3)]
+        *dxs, gathered = allgather_matmul_p.bind(
+            ct, *(factors[i] for i in xs), **primitive.of_transpose(params)
+        )
+        dws = [primitive.weight_cotangent(factors[i], gathered, **params) for i in ws]
+        cotangents = dict(zip([*xs, *ws], [*dxs, *dws], strict=True))
+    return [cotangents.get(i) for i in range(len(operands))]
 
 
 def _batch_tangent(axis_data, operands, dims, **params):
