@@ -68,12 +68,13 @@ def configure(**changes: Any) -> Configuration:
     """Changes settings by name; they win over the environment. Call this first.
 
     A new deadline holds for all later calls, except those that XLA has captured in graphs.
-    Programs that are already traced or compiled keep their path (fused or lax, in graphs or not).
+    Programs that are already lowered keep their path (fused or lax, in graphs or not).
 
     Args:
         disabled: True runs everything as plain lax (default: False).
-        deadline_seconds: longest wait inside a kernel, 0.001 to 1e6 seconds (default: 10).
-        workspace_mib: peer memory on a GPU for all device groups, 1 to 1048576 MiB (default: 512).
+        deadline_seconds: longest wait inside a kernel, 0.001 to 1e6 seconds (default: 10). It must
+            exceed the time of a call: a rank that still multiplies has not arrived.
+        workspace_mib: memory for partial tiles on a GPU, 1 to 1048576 MiB (default: 512).
         measured: file or folder with tables of schedules and profiles of hardware; "" for the cache
             folder, "off" for none at all (default: "").
         graphs: True lets XLA capture fused calls in CUDA graphs (default: False).

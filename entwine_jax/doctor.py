@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=replaced_file,
         metavar="FILE",
-        help="where --measure writes the profile (default: the user's cache folder, where it is "
-        "found)",
+        help="where --measure writes the profile (default: the folder of ENTWINE_JAX_MEASURED, or "
+        "else the user's cache folder)",
     )
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=figure_file,
         metavar="FILE",
-        help="draw the simulated timeline, and the cost against the number of communication CTAs",
+        help="draw the simulated timeline, and the cost against the CTAs that communicate",
     )
 
 

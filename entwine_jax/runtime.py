@@ -226,7 +226,7 @@ def _check_model(gpus: list[dict]) -> Check:
         "GPU model",
         ", ".join(sorted(names)),
         not unfit,
-        "The kernel needs H100 or H200 GPUs (sm_90); set CUDA_VISIBLE_DEVICES to them.",
+        "The kernel needs H100 or H200 SXM GPUs, not PCIe or NVL: set CUDA_VISIBLE_DEVICES.",
     )
 
 

@@ -45,10 +45,12 @@ def select_schedule(
 ) -> Schedule:
     """The schedule that an op runs with: given, measured to be best, or cheapest by the model.
 
+    That is so where the fused kernel is available (`why_unavailable`), whether it is here or not.
+
     Args:
         problem: op, global shape, dtype, number of ranks and hardware.
-        slot_bytes: slot memory of the device group on each GPU; by default that of the first group
-            of this process.
+        slot_bytes: the device group's share of the workspace on each GPU; by default that of the
+            first group of this process.
         override: taken instead wherever it can run the problem, with the rows per launch that the
             slots allow; plain lax where it cannot.
 
@@ -70,9 +72,12 @@ def explain(
 
     Args:
         problem: op, global shape, dtype, number of ranks and hardware.
-        slot_bytes: slot memory of the device group on each GPU; by default that of the first group
-            of this process.
+        slot_bytes: the device group's share of the workspace on each GPU; by default that of the
+            first group of this process.
         override: a schedule that is taken instead of the selector's choice, where it can run.
+
+    Returns:
+        An `Explanation`; `print` shows all of it.
 
     Raises:
         TypeError: an argument is of a wrong type.

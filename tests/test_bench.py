@@ -375,6 +375,17 @@ def test_prediction_error_is_printed_and_kept(tmp_path):
         assert document["prediction_error"] == pytest.approx(expected)
 
 
+def test_why_shapes_run_as_lax_is_told_once_for_all_of_them():
+    reasons = ["", "not faster", "no slots", "not faster"]
+    results = [
+        make_measurement(shape=Shape(m, 2048, 4096), lax_reason=reason)
+        for m, reason in enumerate(reasons)
+    ]
+    table = report.markdown(describe_machine(4), measure.Settings(), results)
+    told = [line for line in table.splitlines() if line.startswith("lax at")]
+    assert told == ["lax at 1,2048,4096 3,2048,4096: not faster", "lax at 2,2048,4096: no slots"]
+
+
 def test_where_the_time_goes_is_that_of_the_rank_that_began_last(monkeypatch):
     problem = Problem(m=2048, n=2048, k=2048, num_ranks=2)
     simulated = simulate(problem, Schedule(), start_us=[0.0, 100.0])

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take this schedule instead of the selector's choice",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare with float64")
-    parser.add_argument("--seed", type=seed, default=0, help="of inputs, sample and order")
+    parser.add_argument(
+        "--seed", type=seed, default=0, help="of inputs, sample and order (default: 0)"
+    )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write everything as JSON")
     parser.add_argument(
         "--csv", type=output_file, metavar="FILE", help="write a line for each shape"

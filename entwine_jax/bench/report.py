@@ -214,13 +214,16 @@ def _mean_cells(results: Sequence[Measurement]) -> tuple[str, ...]:
 
 def _notes(settings: Settings, results: Sequence[Measurement]) -> list[str]:
     # Reasons in the order of the shapes, each of them once.
-    reasons = dict.fromkeys(result.lax_reason for result in results if result.lax_reason)
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        if result.lax_reason:
+            reasons.setdefault(result.lax_reason, []).append(str(result.shape))
     legend = LEGEND.format(
         rounds=settings.num_rounds,
         lax=settings.timed_op.lax_label,
         sizes=GATHERED_SIZES if settings.op == "ag" else "",
     )
-    notes = [legend, *(f"lax: {reason}" for reason in reasons)]
+    notes = [legend, *(f"lax at {' '.join(at)}: {why}" for why, at in reasons.items())]
     error = prediction_error(results)
     if error is not None:
         notes.append(

@@ -34,7 +34,8 @@ def matmul_allreduce(
     to 8 GPUs of one process. It sums in float32: first over k (or a part of it, where there are
     few tiles), then over the ranks' rounded partial tiles in a fixed order, so results are bitwise
     equal from run to run and on every rank.
-    Everything else (float32, integers, other hardware) runs as plain lax.
+    Everything else (float32, integers, other hardware) runs as plain lax; so do fewer than 256 rows
+    where their size was not measured and no schedule is given.
 
     Raises:
       TypeError: x or w is not a numeric array, or schedule is not a Schedule.

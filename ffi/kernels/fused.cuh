@@ -83,8 +83,9 @@ __device__ __forceinline__ typename Tile::Pipeline make_pipeline(
 //   So every rank has started e by then, and has ended e - 1.
 //   Slots: whoever pushes in e + 1 has ended e, hence every rank has ended e - 1, whose slots have the
 //   same parity. (ReduceScatter needs the two parities and a tile for every rank; AllReduce does not.)
-//   Slots are read by loads (generic proxy) and overwritten by copies (async proxy): between them, in
-//   e + 1, the reader's GPU sends something, and has a proxy fence before the flag that tells of it.
+//   Slots are read in e by loads (generic proxy) and overwritten in e + 2 by copies (async proxy).
+//   Between them lie the end of the reader's kernel of e and the start of that of e + 1, which order the
+//   accesses of both proxies (PTX ISA, causality order), and what that one sends to every rank.
 //   Flags hold epochs and only grow, and each is set by one rank (source_of); one that is ahead of the
 //   reader's epoch was set by a source that has ended it, and so has sent what the reader waits for.
 //   Outputs and the gathered x are stored to only after ReadyWord says that the peer's kernel of this
