@@ -107,7 +107,8 @@ __device__ __forceinline__ void send_row(const PeerWindow& window,
 // A sender's copies (async proxy) are complete, so they come before its count (generic proxy), which
 // releases them. The last count acquires all of them; with the fence behind it they come before the flags,
 // which the peers acquire at system scope and behind which they have a proxy fence of their own
-// (wait_rows). The proxy fence here is for the slots (finish_cta). GPU scope is enough for the counts, as all senders are on this GPU: what they order is
+// (wait_rows). The proxy fence here guards the slots a second time, beside the boundaries of kernels
+// (finish_cta). GPU scope is enough for the counts, as all senders are on this GPU: what they order is
 // passed on by the fence at system scope.
 __device__ __forceinline__ void count_unit(const PeerWindow& window, uint64_t epoch, int slot) {
   constexpr uint32_t kUnitsPerPiece = kTileM / kRowsPerUnit;

@@ -187,8 +187,8 @@ __device__ __forceinline__ void push_item(const FusedParams<Config>& params,
   ptx::mbarrier_arrive(buffer_empty);
   // Only now is the item in the owner's memory: `.read` above said nothing of the destination. A copy
   // (async proxy) that is complete comes before what this thread does next (generic proxy), so the
-  // release orders it before the epoch for whoever acquires that at system scope. The fence is for
-  // the slots (finish_cta).
+  // release orders it before the epoch for whoever acquires that at system scope. The fence guards
+  // the slots a second time, beside the boundaries of kernels (finish_cta).
   ptx::bulk_wait_complete();
   ptx::fence_proxy_async_global();
   ptx::store_release_system(window.control[place.owner]->tile_ready(place.slot, source), epoch);

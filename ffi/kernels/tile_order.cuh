@@ -232,8 +232,7 @@ ENTWINE_HOST_DEVICE TilePlace reducescatter_place(int owner, int slot, const Til
           .rows = valid_rows,
           .x_row = (batch * order.num_ranks.value + owner) * block_rows + row,
           .output_row = batch * block_rows + row,
-          .owner = owner,
-          .slot = slot};
+          .owner = owner};
 }
 
 // First this rank's own rows, which need not be waited for; then a tile row of every other rank in
