@@ -93,6 +93,14 @@ def test_odd_shapes(op, rows, n, k, dtype):
         run(op, rows, n, k, num_ranks, 2, Schedule(), dtype=dtype, num_calls=6, seed=rows)
 
 
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_a_kernel_ends_when_its_output_is_complete(num_ranks):
+    # All sums are made at the end, and take the ranks unequal time: a kernel that did not wait for
+    # those of the others was found out in each of eight runs.
+    schedule = Schedule(num_spare_warps=0)
+    run("matmul_allreduce", 4096, 8192, 64, num_ranks, 1, schedule, num_calls=60)
+
+
 @pytest.mark.parametrize("tile_n", [128, 256])
 def test_an_all_gather_of_one_rank_is_the_matmul(tile_n):
     run("allgather_matmul", 516, 1032, 264, 1, 1, Schedule(tile_n=tile_n), num_calls=6)
