@@ -6,6 +6,7 @@ from entwine_jax.ops.allgather_matmul import allgather_matmul
 from entwine_jax.ops.column_parallel_matmul import column_parallel_matmul
 from entwine_jax.ops.matmul_allreduce import matmul_allreduce
 from entwine_jax.ops.matmul_reducescatter import matmul_reducescatter
+from entwine_jax.ops.saveable import matmuls_saveable
 from entwine_jax.runtime import is_available, why_unavailable
 from entwine_jax.schedule import H100, H200, Hardware, Problem, Schedule
 from entwine_jax.selection import explain, select_schedule
@@ -28,6 +29,7 @@ __all__ = [
     "is_available",
     "matmul_allreduce",
     "matmul_reducescatter",
+    "matmuls_saveable",
     "select_schedule",
     "why_unavailable",
 ]

@@ -132,6 +132,7 @@ def test_scan_over_sequence_parallel_layers(check_vma):
     [
         None,
         jax.checkpoint_policies.dots_saveable,
+        entwine_jax.matmuls_saveable,
         jax.checkpoint_policies.everything_saveable,
         jax.checkpoint_policies.nothing_saveable,
     ],
@@ -171,6 +172,7 @@ def test_lax_map_inside_shard_map(kind, check_vma):
     [
         None,
         jax.checkpoint_policies.dots_saveable,
+        entwine_jax.matmuls_saveable,
         jax.checkpoint_policies.save_only_these_names("hidden"),
     ],
 )
