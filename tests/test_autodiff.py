@@ -170,6 +170,20 @@ def test_linear_transpose(kind):
     assert_trees_close((dx, dw), (y @ w.T, x.T @ y))
 
 
+@KIND
+def test_cotangents_that_are_zero(kind):
+    @jax.custom_vjp
+    def severed(y):
+        return y
+
+    severed.defvjp(lambda y: (y, None), lambda _, ct: (None,))
+    product = PRODUCTS[kind](make_mesh())
+    x, w = random_operands(m=8, k=16, n=12)
+    gradients = jax.grad(lambda x, w: severed(product(x, w)).sum() + x.sum(), (0, 1))
+    for f in (gradients, jax.jit(gradients)):
+        assert_trees_close(f(x, w), (jnp.ones_like(x), jnp.zeros_like(w)))
+
+
 # Operands of a jvp in which it is linear, as positions in (x, w, x_dot, w_dot).
 @pytest.mark.parametrize("argnums", [(0, 1), (0, 2), (1, 3), (2, 3)], ids=str)
 @KIND

@@ -54,6 +54,7 @@ class Ffi:
         return self.info
 
     def registrations(self):
+        assert self.info["cuda"], "only the CUDA part has it"
         return {f"entwine_jax.matmul_allreduce.v{self.calls}": {}}
 
     def driver_version(self):

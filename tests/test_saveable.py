@@ -55,3 +55,26 @@ def test_the_policy_keeps_what_would_be_computed_again(kind, policy, times):
     f = gradients(kind, policy)
     assert num_calls(jax.make_jaxpr(f)(*operands).jaxpr, PRIMITIVES[kind]) == times
     assert_trees_close(jax.jit(f)(*operands), gradients(kind, None)(*operands))
+
+
+def test_a_jvp_inside_is_kept_too():
+    x, w = random_operands(m=8, k=16, n=12)
+    product = PRODUCTS["reducescatter"](make_mesh())
+
+    def loss(x, w, policy):
+        tangent = jax.checkpoint(
+            lambda x, w: jax.jvp(lambda x, w: jnp.sin(product(x, w)), (x, w), (2 * x, w))[1],
+            policy=policy,
+        )
+        return jnp.sum(jnp.sin(tangent(x, w)))
+
+    def times(policy):
+        jaxpr = jax.make_jaxpr(jax.grad(loss), static_argnums=2)(x, w, policy).jaxpr
+        return num_calls(jaxpr, "matmul_reducescatter_tangent")
+
+    assert times(entwine_jax.matmuls_saveable) < times(jax.checkpoint_policies.dots_saveable)
+
+
+def test_what_is_no_op_of_the_package_is_not_kept():
+    (sine,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
+    assert not entwine_jax.matmuls_saveable(sine.primitive, **sine.params)

@@ -22,7 +22,12 @@ from entwine_jax.schedule.cost_model import (
     predict_lax,
     tile_time_us,
 )
-from entwine_jax.schedule.layout import launches, needed_slot_bytes, rows_per_launch
+from entwine_jax.schedule.layout import (
+    launches,
+    needed_slot_bytes,
+    rows_per_launch,
+    tiles_per_band,
+)
 from entwine_jax.schedule.legality import LackOfMemory, fit, num_flags
 from entwine_jax.schedule.problem import ALLGATHER, ALLREDUCE, OPS, REDUCESCATTER
 from entwine_jax.schedule.select import DEFAULT_SLOT_BYTES
@@ -483,18 +488,22 @@ def test_alignment_is_that_of_the_local_shards():
     assert reason == "local k = 1028: must be a multiple of 8"
 
 
-def test_same_problem_same_choice():
-    cases = itertools.product((2, 3, 4, 8), (1, 128, 300, 4096), (512, 8192), (2304, 24576))
-    for case in cases:
-        first, second = decide(make_problem(*case)), decide(make_problem(*case))
-        assert first == second
-        assert first.schedule == chosen_schedule(make_problem(*case))
+def test_256_rows_are_left_to_the_model():
+    decision = decide(make_problem(2, 256, 8192, 8192))
+    assert decision.schedule.fused
+    gain = decision.lax.total_us / decision.ranked[0].total_us
+    assert gain > 1
+    assert f"predicted {gain:.2f}x as fast as lax" in decision.reason
+    assert not decide(make_problem(2, 255, 8192, 8192)).schedule.fused
 
 
-def test_choice_does_not_hang_on_the_process():
+def test_same_problem_same_choice_in_every_process():
     code = (
+        "import itertools\n"
         "from entwine_jax.schedule import Problem, decide\n"
-        "print(decide(Problem(m=4096, n=4096, k=14336, num_ranks=4)))"
+        "sizes = (2, 3, 4, 8), (1, 128, 300, 4096), (512, 8192), (2304, 24576)\n"
+        "for num_ranks, m, n, k in itertools.product(*sizes):\n"
+        "    print(decide(Problem(m=m, n=n, k=k * num_ranks, num_ranks=num_ranks)))"
     )
     outputs = {
         subprocess.run(
@@ -600,6 +609,10 @@ def test_halves_are_those_of_the_last_wave_of_a_launch():
     problem = make_problem(2, 16384, 8192, 28672)
     (halved,) = (s for s in candidates(problem, DEFAULT_SLOT_BYTES)[0] if s.narrow_tail)
     assert halved == Schedule(narrow_tail=43 * 32 % 132, rows_per_launch=43 * 128)
+
+
+def test_a_band_has_the_tiles_that_are_not_full_too():
+    assert tiles_per_band(make_problem(2, 512, 264, 512), Schedule(raster=16)) == 32
 
 
 def test_rows_are_shared_out_evenly_over_the_launches():

@@ -335,6 +335,28 @@ def test_the_ctas_of_the_first_and_of_the_last_items_send():
     assert set(events["cta"]) == {0, *range(num_sms - 19, num_sms)}
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [{"m": 600}, {"m": 1024, "num_batches": 2}, {"m": 512, "k": 3072}],
+    ids=["a row of tiles that is not full", "batches", "column parts of unequal width"],
+)
+def test_rows_that_are_gathered_are_sent_once(sizes):
+    problem = Problem(op=ALLGATHER, n=512, num_ranks=2, **{"k": 1024, **sizes})
+    assert simulate(problem, WIDE).link_bytes.sum() == pytest.approx(2 * problem.wire_bytes)
+
+
+def test_rows_are_sent_once_the_peer_has_told_that_it_is_there():
+    problem = Problem(op=ALLGATHER, m=512, n=512, k=1024, num_ranks=2)
+    sends = of_kind(simulate(problem, WIDE, start_us=(0.0, 50.0)), Kind.SEND)
+    assert sends["start_us"][sends["rank"] == 0].min() > 50
+
+
+def test_communication_ctas_multiply_nothing():
+    problem = suite_problem(ALLREDUCE, CORE[5], 2)
+    events = of_kind(simulate(problem, replace(WIDE, num_comm_ctas=4)), Kind.MAINLOOP)
+    assert set(events["cta"]) == {0, *range(5, problem.hardware.num_sms)}
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_same_input_same_timeline(op):
     problem = suite_problem(op, CORE[5], 4)

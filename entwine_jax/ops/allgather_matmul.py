@@ -98,7 +98,8 @@ def allgather_matmul(
     The fused kernel takes the same operands as that of `matmul_allreduce`. The derivative with
     respect to x is one `matmul_reducescatter` for all weights together, but for those of more than
     4096 columns, which have one each. The derivative with respect to w multiplies the gathered x
-    of the forward pass, which is kept for it; under `jax.checkpoint` x is gathered again instead.
+    of the forward pass, which is kept for it; under `jax.checkpoint` x is gathered again instead,
+    unless a policy such as `entwine_jax.matmuls_saveable` keeps it.
 
     Raises:
       TypeError: x or a weight is not a numeric array, schedule is not a Schedule, or

@@ -5,11 +5,13 @@ from typing import Any
 from jax.extend.core import Primitive
 
 from entwine_jax.ops import primitive
+from entwine_jax.ops.matmul_reducescatter import matmul_reducescatter_tangent_p
 
 _MATMULS = frozenset(
     {
         primitive.matmul_allreduce_p,
         primitive.matmul_reducescatter_p,
+        matmul_reducescatter_tangent_p,
         primitive.allgather_matmul_p,
         primitive.column_parallel_matmul_p,
     }

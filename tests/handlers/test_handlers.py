@@ -588,9 +588,12 @@ def test_operands_that_do_not_fit_are_refused_by_name(machine, lowered, name):
     assert machine.launches() == []
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "y"), (1, "gathered")])
-def test_results_of_the_gather_that_do_not_fit_are_refused(machine, lowered, place, name):
-    call = lowered("allgather")
+@pytest.mark.parametrize(
+    ("kind", "place", "name"),
+    [("allgather", 0, "y"), ("allgather", 1, "gathered"), ("reducescatter", 0, "y")],
+)
+def test_results_of_other_rows_are_refused(machine, lowered, kind, place, name):
+    call = lowered(kind)
     call["result"][place][1][0] -= 128
     machine.load(call, 4)
     machine.start()

@@ -87,8 +87,9 @@ def test_any_attributes_are_refused_by_name_or_right(
     schedule |= {name: value for name, value in changed.items() if name not in SIZES}
     kind, answer = launch(op, num_ranks, 132, slot_bytes, sizes, schedule)
     if kind == "refused":
-        name = re.match(r"(?:schedule\.)?(\w+)=(-?\d+): .*must|[^=]+=-?\d+: ", answer)
-        assert name, answer
+        named = re.match(r"(?:schedule\.)?(\w+)=(-?\d+): \w", answer)
+        assert named, answer
+        assert (sizes | schedule)[named[1]] == int(named[2]), answer
         return
     # What the kernel divides by, indexes with or counts in an int.
     assert 1 <= schedule["split_k"] <= 8 // num_ranks
@@ -198,6 +199,13 @@ def test_what_the_selector_takes_for_legal_is_launched(
     assert num_launches == sum(count for count, _ in launches(problem, schedule))
     assert num_rows == m // (1 if op == OPS[0] else num_ranks)
     assert right == 1
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_calls_of_one_rank_are_launched(launch, op):
+    # By the kernel driver: the products that others are compared with, and the matmul alone.
+    sizes = {"m": 512, "n": 512, "k": 512, "num_batches": 1}
+    assert launch(op, 1, 132, 256 << 20, sizes, Schedule().as_attributes())[0] == "launched"
 
 
 @pytest.mark.parametrize(
