@@ -177,9 +177,9 @@ def test_cotangents_that_are_zero(kind):
         return y
 
     severed.defvjp(lambda y: (y, None), lambda _, ct: (None,))
-    product = PRODUCTS[kind](make_mesh())
+    product = PRODUCTS[kind](make_mesh(), op=lambda *args, **kw: severed(OPS[kind](*args, **kw)))
     x, w = random_operands(m=8, k=16, n=12)
-    gradients = jax.grad(lambda x, w: severed(product(x, w)).sum() + x.sum(), (0, 1))
+    gradients = jax.grad(lambda x, w: product(x, w).sum() + x.sum(), (0, 1))
     for f in (gradients, jax.jit(gradients)):
         assert_trees_close(f(x, w), (jnp.ones_like(x), jnp.zeros_like(w)))
 

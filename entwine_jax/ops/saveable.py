@@ -18,7 +18,7 @@ _MATMULS = frozenset(
 )
 
 
-def matmuls_saveable(primitive: Primitive, *_: Any, **params: Any) -> bool:
+def matmuls_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
     """A policy of `jax.checkpoint` that keeps the results of the ops for the backward pass.
 
     What `jax.checkpoint_policies.dots_saveable` is for the products of lax; for both:
@@ -31,5 +31,4 @@ def matmuls_saveable(primitive: Primitive, *_: Any, **params: Any) -> bool:
     are computed again in the backward pass. Of `allgather_matmul` it keeps the gathered x too,
     where a weight's gradient needs it: P times the memory of x, which is not gathered again.
     """
-    del params
-    return primitive in _MATMULS
+    return prim in _MATMULS
